@@ -1,0 +1,36 @@
+"""Callbacks, imported as ``lit_encoders.callbacks``: each works on any LightningModule that has what it names."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lit_encoders.callbacks.hf_export import HFExport as HFExport
+    from lit_encoders.callbacks.layer_freezing import LayerFreezing as LayerFreezing
+    from lit_encoders.callbacks.objective_schedule import CLMDetour as CLMDetour
+    from lit_encoders.callbacks.objective_schedule import ObjectiveSchedule as ObjectiveSchedule
+    from lit_encoders.callbacks.objective_schedule import Phase as Phase
+    from lit_encoders.callbacks.run_summary import RunSummary as RunSummary
+    from lit_encoders.callbacks.throughput import Throughput as Throughput
+    from lit_encoders.callbacks.training_progress import TrainingProgress as TrainingProgress
+    from lit_encoders.callbacks.window_checkpoint import WindowCheckpoint as WindowCheckpoint
+
+_HOMES = {
+    "CLMDetour": "objective_schedule",
+    "HFExport": "hf_export",
+    "LayerFreezing": "layer_freezing",
+    "ObjectiveSchedule": "objective_schedule",
+    "Phase": "objective_schedule",
+    "RunSummary": "run_summary",
+    "Throughput": "throughput",
+    "TrainingProgress": "training_progress",
+    "WindowCheckpoint": "window_checkpoint",
+}
+__all__ = list(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -1,0 +1,401 @@
+"""Objective, mask ratio and learning rate by phases of one run; the CLM detour is a preset of it.
+
+Source of the detour and its numbers: Touchent, de la Clergerie (2026), arXiv:2605.12438.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, get_args
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_info
+from typing_extensions import override
+
+from lit_encoders.objectives import Objective
+from lit_encoders.optim.schedules import Shape, phase_factor
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One stretch of a run.
+
+    Its length is one of ``share`` (of the schedule's budget), ``steps`` (optimizer steps) and ``tokens`` (slots, a
+    little more than real tokens).
+
+    Args:
+        name: unique; names the phase's checkpoint and export.
+        objective: "mlm" or "clm".
+        share: of the schedule's budget, at least 0.
+        steps: optimizer steps.
+        tokens: slots.
+        mask_ratio: of MLM in this phase; None leaves the module's own.
+        warmup_steps: linear warm-up from 0, in steps.
+        warmup_tokens: the same in slots.
+        shape: of the learning rate after the warm-up.
+        final_share: share of the peak that the shape ends at.
+        peak: the phase's peak, times the learning rate of the optimizer.
+    """
+
+    name: str
+    objective: Objective
+    share: float | None = None
+    steps: int | None = None
+    tokens: float | None = None
+    mask_ratio: float | None = None
+    warmup_steps: int | None = None
+    warmup_tokens: float | None = None
+    shape: Shape = "constant"
+    final_share: float = 0.0
+    peak: float = 1.0
+
+    def __post_init__(self) -> None:
+        where = f"schedule phase {self.name!r}"
+        if not self.name or "/" in self.name or self.name.startswith("."):
+            raise ValueError(f"schedule phase name must be usable as a file name, got {self.name!r}")
+        if self.objective not in get_args(Objective):
+            raise ValueError(f"{where}: objective must be 'mlm' or 'clm', got {self.objective!r}")
+        if self.shape not in get_args(Shape):
+            raise ValueError(f"{where}: shape must be one of {', '.join(get_args(Shape))}, got {self.shape!r}")
+        lengths = {key: getattr(self, key) for key in ("share", "steps", "tokens")}
+        given = {key: value for key, value in lengths.items() if value is not None}
+        if len(given) != 1:
+            raise ValueError(f"{where}: exactly one of share, steps and tokens must be set, got {lengths}")
+        for key, value in given.items():
+            if value < 0:
+                raise ValueError(f"{where}: {key} must be at least 0, got {value}")
+        if self.warmup_steps is not None and self.warmup_tokens is not None:
+            raise ValueError(f"{where}: warmup_steps and warmup_tokens exclude each other, got both")
+        if min(self.warmup_steps or 0, self.warmup_tokens or 0) < 0:
+            raise ValueError(f"{where}: warm-up must be at least 0, got {self.warmup_steps or self.warmup_tokens}")
+        if self.mask_ratio is not None and not 0 < self.mask_ratio <= 1:
+            raise ValueError(f"{where}: mask_ratio must be in (0, 1], got {self.mask_ratio}")
+        if not 0 <= self.final_share <= 1:
+            raise ValueError(f"{where}: final_share must be in [0, 1], got {self.final_share}")
+        if self.peak < 0:
+            raise ValueError(f"{where}: peak must be at least 0, got {self.peak}")
+
+
+@dataclass(frozen=True)
+class ResolvedPhase:
+    """A phase with its place in the run, all in optimizer steps: it trains steps ``start`` to ``stop - 1``."""
+
+    phase: Phase
+    start: int
+    stop: int
+    warmup_steps: int
+
+    @property
+    def name(self) -> str:
+        """The phase's name."""
+        return self.phase.name
+
+    @property
+    def steps(self) -> int:
+        """Its length."""
+        return self.stop - self.start
+
+    def factor(self, step: int) -> float:
+        """Multiple of the optimizer's learning rate at an optimizer step of the run."""
+        phase = self.phase
+        return phase.peak * phase_factor(
+            step - self.start, self.steps, self.warmup_steps, phase.shape, phase.final_share
+        )
+
+
+def resolve_phases(
+    phases: Sequence[Phase], *, steps: int | None = None, tokens: float | None = None, slots_per_step: int | None = None
+) -> list[ResolvedPhase]:
+    """Turn shares and token budgets into optimizer steps, once.
+
+    Args:
+        phases: in order.
+        steps: the budget that shares are of, in optimizer steps; or
+        tokens: in slots.
+        slots_per_step: slots x accumulation x ranks; needed where anything is in tokens.
+
+    Raises:
+        ValueError: names repeat, a share has no budget, a token budget no slots, or a phase is shorter than its warm-up.
+
+    >>> [(p.start, p.stop) for p in resolve_phases([Phase("a", "clm", share=1.0), Phase("b", "mlm", share=0.1)], steps=100)]
+    [(0, 100), (100, 110)]
+    """
+    names = [phase.name for phase in phases]
+    if not phases or len(set(names)) != len(names):
+        raise ValueError(f"schedule.phases must be at least one, with names that differ, got {names}")
+
+    def in_steps(value: float) -> int:
+        if slots_per_step is None:
+            raise ValueError(f"schedule: a budget in tokens needs batches of known size, got {value:g} tokens")
+        # 0.1 * 30 must not become 4 steps of 1 for the sake of the last bit.
+        return math.ceil(round(value / slots_per_step, 9))
+
+    def length(phase: Phase) -> int:
+        if phase.steps is not None:
+            return phase.steps
+        if phase.tokens is not None:
+            return in_steps(phase.tokens)
+        assert phase.share is not None
+        if steps is not None:
+            return math.ceil(round(phase.share * steps, 9))
+        if tokens is None:
+            raise ValueError(f"schedule phase {phase.name!r}: a share needs the schedule's steps or tokens, got neither")
+        return in_steps(phase.share * tokens)
+
+    resolved: list[ResolvedPhase] = []
+    start = 0
+    for phase in phases:
+        stop = start + length(phase)
+        warmup = in_steps(phase.warmup_tokens) if phase.warmup_tokens is not None else phase.warmup_steps or 0
+        if warmup > stop - start > 0:
+            raise ValueError(
+                f"schedule phase {phase.name!r}: warm-up must fit in the phase's {stop - start} steps, got {warmup}"
+            )
+        resolved.append(ResolvedPhase(phase, start, stop, warmup))
+        start = stop
+    if start == 0:
+        raise ValueError("schedule must have at least one step, got 0")
+    return resolved
+
+
+def phase_at(phases: Sequence[ResolvedPhase], step: int) -> ResolvedPhase:
+    """The phase that trains an optimizer step; beyond the end, the last one that has steps."""
+    running = [phase for phase in phases if phase.steps]
+    return next((phase for phase in running if step < phase.stop), running[-1])
+
+
+class ObjectiveSchedule(Callback):
+    """Run phases one after another: objective, mask ratio and learning rate follow from ``trainer.global_step``.
+
+    Works on any LightningModule with an attribute ``objective``. It sets the trainer's ``max_steps``, validates at each
+    phase's end and keeps a full checkpoint of it in ``checkpoints/<phase>.ckpt``. Optimizer state and data position go
+    on untouched through a switch.
+
+    Args:
+        phases: in order.
+        steps: budget that shares are of, in optimizer steps; or
+        tokens: in slots, turned into steps once: ceil(tokens / (slots x accumulation x ranks)).
+        keep_checkpoints: whether the phases' checkpoints are written.
+
+    Raises:
+        ValueError: a phase or budget is out of range, ``max_steps`` or ``max_epochs`` contradict the schedule, or the
+            module has a learning-rate scheduler of its own.
+        TypeError: the module has no ``objective``.
+    """
+
+    def __init__(
+        self,
+        phases: list[Phase],
+        steps: int | None = None,
+        tokens: float | None = None,
+        keep_checkpoints: bool = True,
+    ) -> None:
+        super().__init__()
+        if steps is not None and tokens is not None:
+            raise ValueError(f"schedule.steps and schedule.tokens exclude each other, got {steps} and {tokens:g}")
+        for key, value in (("steps", steps), ("tokens", tokens)):
+            if value is not None and value <= 0:
+                raise ValueError(f"schedule.{key} must be above 0, got {value}")
+        self.phases = phases
+        self.steps = steps
+        self.tokens = tokens
+        self.keep_checkpoints = keep_checkpoints
+        self.resolved: list[ResolvedPhase] = []
+        self._peaks: list[list[float]] = []
+        self._ended: ResolvedPhase | None = None
+        self._val_check_batch: Any = None
+        if tokens is None and all(p.tokens is None and p.warmup_tokens is None for p in phases):
+            resolve_phases(phases, steps=steps)  # Mistakes show when the object is made, where that is possible.
+
+    @property
+    def total_steps(self) -> int:
+        """Optimizer steps of the whole schedule."""
+        return self.resolved[-1].stop
+
+    def phase(self, step: int) -> ResolvedPhase:
+        """The phase that trains an optimizer step."""
+        return phase_at(self.resolved, step)
+
+    def ending_at(self, step: int) -> ResolvedPhase | None:
+        """The phase whose last optimizer step brought ``global_step`` to ``step``."""
+        return next((phase for phase in self.resolved if phase.steps and phase.stop == step), None)
+
+    @override
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage != "fit":
+            return
+        if not hasattr(pl_module, "objective"):
+            raise TypeError(
+                f"{type(self).__name__} needs a module with an attribute `objective` that it can set to 'mlm' or 'clm'; "
+                f"add one to {type(pl_module).__name__}"
+            )
+        datamodule = getattr(trainer, "datamodule", None)
+        slots = getattr(datamodule, "slots", None)
+        slots_per_step = None if slots is None else slots * trainer.accumulate_grad_batches * trainer.world_size
+        self.resolved = resolve_phases(
+            self.phases, steps=self.steps, tokens=self.tokens, slots_per_step=slots_per_step
+        )
+        if any(phase.phase.objective == "mlm" for phase in self.resolved) and hasattr(pl_module, "check_mlm"):
+            pl_module.check_mlm()
+        self._own_mask_ratio = getattr(pl_module, "mask_ratio", None)
+        self._claim_max_steps(trainer)
+        self._check_max_epochs(trainer)
+        rank_zero_info(
+            "schedule: " + ", ".join(f"{p.name} ({p.phase.objective}) {p.start}-{p.stop}" for p in self.resolved)
+        )
+
+    def _claim_max_steps(self, trainer: Trainer) -> None:
+        if trainer.max_steps not in (-1, self.total_steps):
+            raise ValueError(
+                f"trainer.max_steps must be left open or equal the schedule's {self.total_steps} steps, "
+                f"got {trainer.max_steps}"
+            )
+        trainer.fit_loop.epoch_loop.max_steps = self.total_steps
+
+    def _check_max_epochs(self, trainer: Trainer) -> None:
+        packs = getattr(getattr(trainer, "datamodule", None), "packs_per_epoch", None)
+        if trainer.max_epochs in (None, -1) or packs is None:
+            return
+        steps = math.ceil(packs / (trainer.accumulate_grad_batches * trainer.world_size)) * trainer.max_epochs
+        if steps < self.total_steps:
+            raise ValueError(
+                f"trainer.max_epochs must not end the run before the schedule's {self.total_steps} steps: "
+                f"{trainer.max_epochs} epochs are {steps} steps; leave it at -1"
+            )
+
+    @override
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.lr_scheduler_configs:
+            name = type(trainer.lr_scheduler_configs[0].scheduler).__name__
+            raise ValueError(f"model.lr_scheduler must be unset beside a schedule, which sets the rate, got {name}")
+        # Before a checkpoint restores the optimizers: the learning rates of the configuration count, not the old ones.
+        self._peaks = [[group["lr"] for group in optimizer.param_groups] for optimizer in trainer.optimizers]
+        self._apply(trainer, pl_module)
+
+    @override
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        self._apply(trainer, pl_module)
+
+    def _apply(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        step = trainer.global_step
+        now = self.phase(step)
+        if pl_module.objective != now.phase.objective:
+            pl_module.objective = now.phase.objective  # type: ignore[assignment]
+        if self._own_mask_ratio is not None:
+            pl_module.mask_ratio = now.phase.mask_ratio or self._own_mask_ratio
+        for optimizer, peaks in zip(trainer.optimizers, self._peaks, strict=True):
+            for group, peak in zip(optimizer.param_groups, peaks, strict=True):
+                group["lr"] = peak * now.factor(step)
+
+    @override
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        window_complete = (batch_idx + 1) % trainer.accumulate_grad_batches == 0
+        ended = self.ending_at(trainer.global_step)
+        if ended is None or not window_complete:
+            return
+        self._ended = ended
+        if trainer.enable_validation:
+            # Lightning validates where the batch index divides by this; the checkpoint has to come after.
+            self._val_check_batch, trainer.val_check_batch = trainer.val_check_batch, 1
+        else:
+            self._keep(trainer)
+
+    @override
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.sanity_checking or self._ended is None:
+            return
+        trainer.val_check_batch = self._val_check_batch
+        self._keep(trainer)
+
+    def _keep(self, trainer: Trainer) -> None:
+        assert self._ended is not None
+        name, self._ended = self._ended.name, None
+        if self.keep_checkpoints:
+            trainer.save_checkpoint(Path(trainer.default_root_dir) / "checkpoints" / f"{name}.ckpt")
+
+
+class CLMDetour(ObjectiveSchedule):
+    """The CLM detour: CLM for a budget, then MLM for a tenth of it, with the paper's learning rates.
+
+    ``theta = MLM15(CLM(theta0, n), 0.1 n)``; its twin is ``CLMDetour(detour="mlm", detour_mask_ratio=0.3)``. The rate
+    warms up, stays, and falls by 1-sqrt to 10 % in the decay. Optimizer state is kept at the switch.
+
+    Args:
+        steps: the detour's budget n in optimizer steps; the decay comes on top of it; or
+        tokens: in slots.
+        decay_share: length of the decay as a share of n, in [0, 1).
+        decay_mask_ratio: mask ratio of the decay, in (0, 1].
+        final_share: share of the peak at the decay's end.
+        warmup_steps: of the detour; None with a budget in steps is a hundredth of it.
+        warmup_tokens: the same in slots; None with a budget in tokens is 100M, or a hundredth of a budget below 10B.
+        detour: objective of the first phase: "clm", or "mlm" for the twin.
+        detour_mask_ratio: mask ratio of an MLM detour.
+        head_warmup_steps: MLM steps before the detour, for a model whose LM head is new.
+        head_warmup_peak: their learning rate, times the optimizer's.
+        keep_checkpoints: whether a full checkpoint is kept at each phase's end.
+    """
+
+    def __init__(
+        self,
+        steps: int | None = None,
+        tokens: float | None = None,
+        decay_share: float = 0.1,
+        decay_mask_ratio: float = 0.15,
+        final_share: float = 0.1,
+        warmup_steps: int | None = None,
+        warmup_tokens: float | None = None,
+        detour: Objective = "clm",
+        detour_mask_ratio: float = 0.3,
+        head_warmup_steps: int = 0,
+        head_warmup_peak: float = 1.0,
+        keep_checkpoints: bool = True,
+    ) -> None:
+        if (steps is None) == (tokens is None):
+            raise ValueError(f"schedule: exactly one of steps and tokens must be set, got {steps} and {tokens}")
+        for key, value in (("steps", steps), ("tokens", tokens)):
+            if value is not None and value <= 0:
+                raise ValueError(f"schedule.{key} must be above 0, got {value}")
+        if not 0 <= decay_share < 1:
+            raise ValueError(f"schedule.decay_share must be in [0, 1), got {decay_share}")
+        if head_warmup_steps < 0:
+            raise ValueError(f"schedule.head_warmup_steps must be at least 0, got {head_warmup_steps}")
+        if warmup_steps is None and warmup_tokens is None:
+            if steps is not None:
+                warmup_steps = steps // 100
+            elif tokens is not None:
+                warmup_tokens = min(100e6, tokens / 100)
+        name = "detour" if detour == "clm" else "twin"
+        first = Phase(
+            name,
+            detour,
+            share=1.0,
+            mask_ratio=detour_mask_ratio if detour == "mlm" else None,
+            warmup_steps=warmup_steps,
+            warmup_tokens=warmup_tokens,
+        )
+        phases = [first]
+        if decay_share > 0:
+            phases.append(
+                Phase(
+                    "decay",
+                    "mlm",
+                    share=decay_share,
+                    mask_ratio=decay_mask_ratio,
+                    shape="one_minus_sqrt",
+                    final_share=final_share,
+                )
+            )
+        if head_warmup_steps:
+            warm = replace(first, name="head_warmup", objective="mlm", share=None, steps=head_warmup_steps)
+            phases.insert(0, replace(warm, mask_ratio=None, warmup_steps=None, warmup_tokens=None, peak=head_warmup_peak))
+        super().__init__(phases, steps=steps, tokens=tokens, keep_checkpoints=keep_checkpoints)
+
+
+def find_schedule(trainer: Trainer) -> ObjectiveSchedule | None:
+    """The trainer's schedule, for callbacks that act by phases."""
+    return next((c for c in trainer.callbacks if isinstance(c, ObjectiveSchedule)), None)  # type: ignore[attr-defined]

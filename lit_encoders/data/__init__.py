@@ -1,0 +1,1 @@
+"""Data: text in, packs of token ids with document boundaries out."""

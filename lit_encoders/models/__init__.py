@@ -1,0 +1,1 @@
+"""Models: Hugging Face language models that read packs of documents."""

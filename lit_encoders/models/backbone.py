@@ -1,0 +1,218 @@
+"""A Hugging Face masked or causal LM that reads packs. The only file that knows Hugging Face attribute names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from lit_encoders.models.attention import ATTENTION_NAME, PackLayout, register_packed_attention
+from lit_encoders.objectives.losses import chunked_cross_entropy
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
+
+Transform = Callable[[Any, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """What differs between model types.
+
+    Attributes:
+        transform: the LM head before its decoder, (rows, D) -> (rows, E).
+        first_position: the position id of a document's first token.
+    """
+
+    transform: Transform
+    first_position: Callable[[Any], int] = lambda config: 0
+
+
+def _bert_head(model: Any, hidden: Tensor) -> Tensor:
+    return model.cls.predictions.transform(hidden)  # type: ignore[no-any-return]
+
+
+def _modernbert_head(model: Any, hidden: Tensor) -> Tensor:
+    return model.head(hidden)  # type: ignore[no-any-return]
+
+
+# Part of the design: an architecture is listed once its packed form was proven equal to its own documents run alone.
+ARCHITECTURES: Mapping[str, Architecture] = {
+    "bert": Architecture(_bert_head),
+    "modernbert": Architecture(_modernbert_head),
+}
+
+
+def load_config(source: str | Mapping[str, Any]) -> PretrainedConfig:
+    """Read a model's configuration from a folder or hub name, or make it from a mapping with ``model_type``.
+
+    Raises:
+        ValueError: no such model, or one that is no masked or causal LM, or an architecture that cannot be packed.
+    """
+    from transformers import AutoConfig
+    from transformers.models.auto.modeling_auto import (
+        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+    )
+
+    if isinstance(source, str):
+        try:
+            config = AutoConfig.from_pretrained(source)
+        except (OSError, ValueError) as error:
+            reason = str(error).strip().splitlines()[0]
+            raise ValueError(
+                f"model.backbone must be a folder or hub name of a Hugging Face model, got {source!r} ({reason})"
+            ) from error
+    else:
+        settings = dict(source)
+        model_type = settings.pop("model_type", None)
+        if not isinstance(model_type, str):
+            raise ValueError(f"model.backbone given as a mapping must have a model_type, got keys {sorted(source)}")
+        try:
+            config = AutoConfig.for_model(model_type, **settings)
+        except ValueError as error:
+            raise ValueError(f"model.backbone.model_type is unknown to transformers, got {model_type!r}") from error
+    known = set(MODEL_FOR_MASKED_LM_MAPPING_NAMES) | set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+    if config.model_type not in known:
+        raise ValueError(f"model.backbone must be a masked or causal LM, got model type {config.model_type!r}")
+    if config.model_type not in ARCHITECTURES:
+        supported = ", ".join(sorted(ARCHITECTURES))
+        raise ValueError(
+            f"model.backbone must be an architecture whose documents can be packed ({supported}), "
+            f"got {config.model_type!r}"
+        )
+    return config
+
+
+def max_positions(config: PretrainedConfig) -> int | None:
+    """Longest document that the model has positions for, in tokens; None where it has no limit."""
+    limit = getattr(config, "max_position_embeddings", None)
+    if limit is None:
+        return None
+    return int(limit) - ARCHITECTURES[config.model_type].first_position(config)
+
+
+def attention_dropout(config: PretrainedConfig) -> float:
+    """Probability of dropping an attention weight that the configuration asks for."""
+    names = ("attention_probs_dropout_prob", "attention_dropout")
+    return max(float(getattr(config, name, 0.0) or 0.0) for name in names)
+
+
+def load_language_model(
+    source: str | Mapping[str, Any], config: PretrainedConfig, dtype: torch.dtype
+) -> PreTrainedModel:
+    """Build the model of a configuration, with weights where ``source`` names a folder or hub name.
+
+    Weights that the source lacks (such as the MLM head of a bare encoder) start at random; a decoder that the
+    configuration ties is tied.
+
+    Args:
+        source: folder, hub name, or the mapping the configuration was made from.
+        config: of that source, as `load_config` gives it.
+        dtype: of the weights, whatever the stored type.
+    """
+    from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
+    from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
+
+    register_packed_attention()
+    masked = config.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES
+    auto: Any = AutoModelForMaskedLM if masked else AutoModelForCausalLM
+    if isinstance(source, str):
+        model = auto.from_pretrained(source, config=config, dtype=dtype, attn_implementation=ATTENTION_NAME)
+    else:
+        model = auto.from_config(config, dtype=dtype, attn_implementation=ATTENTION_NAME)
+    # Loading leaves a model in eval mode; a module under training is in training mode, dropout included.
+    return model.train()  # type: ignore[no-any-return]
+
+
+class Backbone(nn.Module):
+    """Encoder, LM head and loss under one ``forward``: the root that a sharded run gathers as a whole.
+
+    Args:
+        model: a Hugging Face LM whose model type is in `ARCHITECTURES`, loaded by `load_language_model`.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        self.model = model
+        self.architecture = ARCHITECTURES[model.config.model_type]
+        self._first_position = self.architecture.first_position(model.config)
+
+    @property
+    def config(self) -> PretrainedConfig:
+        """The Hugging Face configuration."""
+        return self.model.config
+
+    @property
+    def decoder(self) -> nn.Linear:
+        """The output embeddings: from the head's output to logits."""
+        return self.model.get_output_embeddings()  # type: ignore[return-value]
+
+    @property
+    def layers(self) -> nn.ModuleList:
+        """The blocks, first to last: what layer ranges count and what a sharded run wraps one by one."""
+        from lit_encoders.models.layers import find_layers
+
+        return find_layers(self.model)[1]
+
+    def encode(self, input_ids: Tensor, position_ids: Tensor, packing: PackLayout) -> Tensor:
+        """Run the encoder over a pack.
+
+        Args:
+            input_ids: int64 (T,).
+            position_ids: position of each token in its piece, from 0, int64 (T,).
+            packing: boundaries, direction and kernel.
+
+        Returns:
+            The last hidden states, (T, D).
+        """
+        encoder: Any = self.model.base_model
+        output = encoder(
+            input_ids[None], position_ids=(position_ids + self._first_position)[None], packing=packing
+        )
+        return output.last_hidden_state[0]  # type: ignore[no-any-return]
+
+    def transform(self, hidden: Tensor) -> Tensor:
+        """Apply the LM head short of its decoder, (K, D) -> (K, E)."""
+        return self.architecture.transform(self.model, hidden)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Apply the whole LM head, (K, D) -> (K, V): for a few rows, as in predictions and tests."""
+        return self.decoder(self.transform(hidden))  # type: ignore[no-any-return]
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor,
+        packing: PackLayout,
+        rows: Tensor,
+        labels: Tensor,
+        row_weights: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Loss of a pack: only target rows reach head and decoder.
+
+        Args:
+            input_ids: what the encoder reads, int64 (T,).
+            position_ids: position of each token in its piece, int64 (T,).
+            packing: boundaries, direction and kernel.
+            rows: slots that predict, int64 (K,).
+            labels: what they predict, int64 (K,).
+            row_weights: weight of each target, (K,), or None for 1.
+
+        Returns:
+            Sum of the (weighted) losses in nats, scalar; and each target's loss without gradient, (K,).
+        """
+        hidden = self.encode(input_ids, position_ids, packing)
+        head = self.transform(hidden.index_select(0, rows))
+        return chunked_cross_entropy(head, self.decoder.weight, self.decoder.bias, labels, row_weights)
+
+    def compile_encoder(self) -> None:
+        """Compile the encoder in place; head and loss stay as they are, since their number of rows varies."""
+        self.model.base_model.compile(dynamic=False)
+
+    def use_activation_checkpointing(self) -> None:
+        """Keep only each block's input for the backward pass and compute the rest again."""
+        self.model.gradient_checkpointing_enable({"use_reentrant": False})

@@ -1,0 +1,87 @@
+"""Tokenizers, and what masking has to know of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from lit_encoders.objectives.masking import MaskVocabulary
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+def load_tokenizer(source: str, key: str) -> PreTrainedTokenizerBase:
+    """Load a tokenizer from a folder or hub name.
+
+    Args:
+        source: folder or hub name.
+        key: the setting that the user wrote, for messages.
+
+    Raises:
+        ValueError: there is none.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(source)  # type: ignore[no-any-return]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ValueError(f"{key} must be a folder or hub name with a tokenizer, got {source!r} ({reason})") from error
+
+
+def check_vocabulary(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> None:
+    """Refuse a tokenizer whose ids the model has no embeddings for.
+
+    Raises:
+        ValueError: with both sizes. A model may have more rows than the tokenizer has tokens (padded embeddings).
+    """
+    largest = max(tokenizer.get_vocab().values())
+    if largest >= vocab_size:
+        raise ValueError(
+            "model.tokenizer must have the model's vocabulary: the largest token id must be below "
+            f"{vocab_size}, got {largest}"
+        )
+
+
+def check_same_vocabulary(tokenizer: PreTrainedTokenizerBase, own: PreTrainedTokenizerBase) -> None:
+    """Refuse a tokenizer whose ids mean something else than the model's own tokenizer's.
+
+    Raises:
+        ValueError: with both sizes and the number of tokens that differ.
+    """
+    given, expected = tokenizer.get_vocab(), own.get_vocab()
+    different = sum(given.get(token) != number for token, number in expected.items())
+    if different:
+        raise ValueError(
+            f"model.tokenizer must have the model's vocabulary ({len(expected)} tokens), got {len(given)} tokens, "
+            f"{different} of the model's missing or under another id"
+        )
+
+
+def mask_vocabulary(
+    tokenizer: PreTrainedTokenizerBase, vocab_size: int, mask_token: str | None = None
+) -> MaskVocabulary | None:
+    """Which ids masking may touch and write; None for a tokenizer without a mask token.
+
+    Args:
+        tokenizer: of the model.
+        vocab_size: rows of its embeddings; ids that the tokenizer does not know are never drawn.
+        mask_token: token to mask with where the tokenizer has none of its own.
+
+    Raises:
+        ValueError: the mask token named is not in the vocabulary.
+    """
+    mask_token_id = tokenizer.mask_token_id
+    if mask_token is not None:
+        mask_token_id = tokenizer.get_vocab().get(mask_token)
+        if mask_token_id is None:
+            raise ValueError(f"model.mask_token must be a token of the vocabulary, got {mask_token!r}")
+    if mask_token_id is None:
+        return None
+    special = torch.zeros(vocab_size, dtype=torch.bool)
+    special[[*tokenizer.all_special_ids, mask_token_id]] = True
+    known = torch.zeros(vocab_size, dtype=torch.bool)
+    known[list(tokenizer.get_vocab().values())] = True
+    return MaskVocabulary(special, (known & ~special).nonzero()[:, 0], mask_token_id)

@@ -1,0 +1,509 @@
+"""LitEncoder: a backbone, its LM head, and one attribute, `objective`, that decides how they are trained."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
+from torch import Tensor
+from torch.optim import AdamW, Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torchmetrics.aggregation import MeanMetric
+from typing_extensions import override
+
+from lit_encoders.data.examples import model_source
+from lit_encoders.data.packs import PackedBatch
+from lit_encoders.models.attention import AttentionBackend, PackLayout, choose_backend
+from lit_encoders.models.backbone import (
+    Backbone,
+    attention_dropout,
+    load_config,
+    load_language_model,
+    max_positions,
+)
+from lit_encoders.models.vocabulary import (
+    check_same_vocabulary,
+    check_vocabulary,
+    load_tokenizer,
+    mask_vocabulary,
+)
+from lit_encoders.objectives import Objective
+from lit_encoders.objectives.causal import clm_targets
+from lit_encoders.objectives.hashing import Purpose, resolve_seed, single_key
+from lit_encoders.objectives.masking import MaskVocabulary, Targets, mlm_targets
+from lit_encoders.optim.param_groups import decay_groups
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+OptimizerCallable = Callable[[Any], Optimizer]
+LRSchedulerCallable = Callable[[Optimizer], LRScheduler]
+Dtype = Literal["float32", "bfloat16", "float16", "float64"]
+
+# Keeps sums over targets near 1 in the backward pass; a power of two, so that dividing by it loses nothing.
+LOSS_DIVISOR = 4096.0
+# Validation masks are the same in every run, so that runs can be compared.
+VALIDATION_SEED = 0
+
+
+@dataclass(frozen=True)
+class Loss:
+    """What a micro-batch gives the optimizer step: a sum, and the number that the step divides by, once.
+
+    Attributes:
+        total: sum of the losses of all targets, in nats, scalar with a gradient.
+        num_targets: how many there are, known on the host.
+        terms: for logging, each term's name, its sum without a gradient and its number of targets; logged as
+            ``train/<name>``.
+    """
+
+    total: Tensor
+    num_targets: int
+    terms: Mapping[str, tuple[Tensor, int]] = field(default_factory=dict)
+
+
+class _Window:
+    """What the micro-batches since the last optimizer step added up to, on this rank."""
+
+    def __init__(self) -> None:
+        self.num_targets = 0
+        self.num_tokens = 0
+        self.terms: dict[str, tuple[Tensor, int]] = {}
+
+    def add(self, loss: Loss, num_tokens: int) -> None:
+        self.num_targets += loss.num_targets
+        self.num_tokens += num_tokens
+        for name, (total, count) in loss.terms.items():
+            before, seen = self.terms.get(name, (torch.zeros_like(total), 0))
+            self.terms[name] = before + total, seen + count
+
+
+class LitEncoder(LightningModule):
+    """Pretrain a Hugging Face encoder (or decoder) on packs of documents, by MLM or CLM.
+
+    Setting ``module.objective = "clm"`` turns attention, labels and head together, from the next step on; optimizer
+    state and data position go on untouched. The gradient of an optimizer step is the sum over the targets of all its
+    micro-batches and ranks, divided by their number once, before any callback sees it.
+
+    Subclasses override `training_loss` for another objective, or ``configure_optimizers``; nothing else has to change.
+
+    Logged: ``train/{mlm_loss,clm_loss,objective,tokens,targets,learning_rate}``, ``val/{mlm,clm}_{loss,perplexity}``,
+    and with TensorBoard ``tokens/...``, the losses against tokens. Losses are nats per target.
+
+    Args:
+        backbone: folder or hub name of a masked or causal LM, ``example:NAME``, or the settings of a configuration
+            with its ``model_type``, for a model without pretrained weights.
+        tokenizer: folder or hub name; None takes the backbone's.
+        objective: "mlm" or "clm", a schedule may change it; None is the class's `default_objective`.
+        mask_ratio: share of eligible tokens that are MLM targets, in (0, 1].
+        corruption_ratio: share of eligible tokens that ``corruption`` applies to; None is ``mask_ratio``.
+        corruption: of the corrupted tokens, shares that become the mask token, a random token, or stay; sum 1.
+        val_mask_ratio: mask ratio in validation, so that curves go on through a change of ``mask_ratio``.
+        mask_token: token to mask with where the tokenizer has none.
+        attention: "auto" takes the fastest that is there.
+        dtype: of the trainable weights, whatever the stored type.
+        activation_checkpointing: keep only the blocks' inputs for the backward pass: less memory, a third more time.
+        compile: compile the encoder with torch.compile.
+        learning_rate: peak; a schedule multiplies it.
+        betas: of AdamW.
+        eps: of AdamW.
+        weight_decay: of AdamW (times the learning rate); none on norms and biases.
+        optimizer: makes another optimizer from the parameter groups; takes the place of the four above.
+        lr_scheduler: stepped once per optimizer step; not beside a schedule.
+        seed: of masks, dropout and new weights; None takes the one of ``seed_everything``, else 0.
+
+    Raises:
+        ValueError: a value is out of its range, the backbone is not known, or tokenizer and model do not fit.
+    """
+
+    default_objective: Objective = "mlm"
+
+    def __init__(
+        self,
+        backbone: str | dict[str, Any],
+        tokenizer: str | None = None,
+        objective: Objective | None = None,
+        mask_ratio: float = 0.15,
+        corruption_ratio: float | None = None,
+        corruption: tuple[float, float, float] = (0.8, 0.1, 0.1),
+        val_mask_ratio: float = 0.15,
+        mask_token: str | None = None,
+        attention: AttentionBackend = "auto",
+        dtype: Dtype = "float32",
+        activation_checkpointing: bool = False,
+        compile: bool = False,
+        learning_rate: float = 2e-4,
+        betas: tuple[float, float] = (0.9, 0.98),
+        eps: float = 1e-6,
+        weight_decay: float = 0.05,
+        optimizer: OptimizerCallable | None = None,
+        lr_scheduler: LRSchedulerCallable | None = None,
+        seed: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.save_hyperparameters(ignore=["optimizer", "lr_scheduler"])
+        ratios = {"mask_ratio": mask_ratio, "val_mask_ratio": val_mask_ratio}
+        for name, ratio in ratios.items():
+            if not 0 < ratio <= 1:
+                raise ValueError(f"model.{name} must be in (0, 1], got {ratio}")
+        if corruption_ratio is not None and not 0 <= corruption_ratio <= 1:
+            raise ValueError(f"model.corruption_ratio must be in [0, 1], got {corruption_ratio}")
+        if min(corruption) < 0 or not math.isclose(sum(corruption), 1.0):
+            raise ValueError(f"model.corruption must be three shares that sum to 1, got {list(corruption)}")
+        if learning_rate < 0:
+            raise ValueError(f"model.learning_rate must be at least 0, got {learning_rate}")
+        if weight_decay < 0:
+            raise ValueError(f"model.weight_decay must be at least 0, got {weight_decay}")
+        self.source = model_source(backbone) if isinstance(backbone, str) else backbone
+        self.config = load_config(self.source)
+        self.tokenizer_source = tokenizer
+        self.mask_ratio = mask_ratio
+        self.corruption_ratio = corruption_ratio
+        self.corruption = corruption
+        self.val_mask_ratio = val_mask_ratio
+        self.mask_token = mask_token
+        self.attention = attention
+        self.weight_dtype: torch.dtype = getattr(torch, dtype)
+        self.activation_checkpointing = activation_checkpointing
+        self.compile_encoder = compile
+        self.learning_rate = learning_rate
+        self.betas = betas
+        self.eps = eps
+        self.weight_decay = weight_decay
+        self.optimizer_callable = optimizer
+        self.lr_scheduler_callable = lr_scheduler
+        self.seed = resolve_seed(seed)
+        self.backbone: Backbone | None = None
+        self._tokens = torch.zeros((), dtype=torch.int64)
+        self._window = _Window()
+        self._val_losses: dict[Objective, MeanMetric] = {}
+        self._backend: Literal["varlen", "flash_attn", "sdpa"] = "sdpa"
+        self.objective = objective or self.default_objective
+
+    @property
+    def tokens(self) -> int:
+        """Real tokens trained on so far, over all ranks; on a GPU, asking waits for the device."""
+        return int(self._tokens)
+
+    # ---- the model -------------------------------------------------------------------------------------------------
+
+    @property
+    def objective(self) -> Objective:
+        """What the next step trains: attention direction, labels and head follow from this word alone."""
+        return self._objective
+
+    @objective.setter
+    def objective(self, value: Objective) -> None:
+        if value not in get_args(Objective):
+            raise ValueError(f"objective must be 'mlm' or 'clm', got {value!r}")
+        if value == "mlm":
+            self.check_mlm()
+        self._objective: Objective = value
+
+    def check_mlm(self) -> None:
+        """Refuse MLM with a tokenizer that has nothing to mask with.
+
+        Raises:
+            ValueError: naming ``mask_token=``.
+        """
+        if self.mask_vocabulary is None:
+            raise ValueError(
+                "objective must be 'clm' for a tokenizer without a mask token, got 'mlm'; "
+                "or name one of its tokens with model.mask_token="
+            )
+
+    @cached_property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The tokenizer of the backbone, or the one named; checked against the model's vocabulary."""
+        if self.tokenizer_source is None and not isinstance(self.source, str):
+            raise ValueError("model.tokenizer must be named where model.backbone is a configuration, got None")
+        own = self.source if isinstance(self.source, str) else None
+        tokenizer = load_tokenizer(self.tokenizer_source or str(own), "model.tokenizer")
+        check_vocabulary(tokenizer, self.config.vocab_size)
+        if self.tokenizer_source is not None and own is not None:
+            try:
+                expected = load_tokenizer(own, "model.backbone")
+            except ValueError:
+                return tokenizer  # A backbone without a tokenizer of its own has nothing to compare with.
+            check_same_vocabulary(tokenizer, expected)
+        return tokenizer
+
+    @cached_property
+    def mask_vocabulary(self) -> MaskVocabulary | None:
+        """What masking may touch and write, on the module's device after set-up; None without a mask token."""
+        return mask_vocabulary(self.tokenizer, self.config.vocab_size, self.mask_token)
+
+    @property
+    def max_positions(self) -> int | None:
+        """Longest document that the backbone has positions for, in tokens."""
+        return max_positions(self.config)
+
+    @override
+    def configure_model(self) -> None:
+        if self.backbone is not None:
+            return
+        # New weights (a head that the folder lacks) must not depend on what drew before.
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.seed)
+            self.backbone = Backbone(load_language_model(self.source, self.config, self.weight_dtype))
+        if self.activation_checkpointing:
+            self.backbone.use_activation_checkpointing()
+        if self.compile_encoder:
+            self.backbone.compile_encoder()
+
+    @override
+    def setup(self, stage: str) -> None:
+        self._backend = choose_backend(
+            self.attention, self.trainer.strategy.root_device.type, self._compute_dtype(), attention_dropout(self.config)
+        )
+        if self.attention == "auto":
+            rank_zero_info(f"attention: {self._backend}")
+
+    def _compute_dtype(self) -> torch.dtype:
+        precision = str(self.trainer.precision)
+        if precision.startswith("bf16"):
+            return torch.bfloat16
+        if precision.startswith(("16", "transformer-engine-float16")):
+            return torch.float16
+        return self.weight_dtype
+
+    # ---- targets and losses ----------------------------------------------------------------------------------------
+
+    def packing(self, batch: PackedBatch, objective: Objective) -> PackLayout:
+        """Boundaries and direction of a batch for an objective."""
+        return PackLayout(
+            batch.segment_lengths,
+            causal=objective == "clm",
+            backend=self._backend,
+            device=batch.input_ids.device,
+        )
+
+    def targets(
+        self,
+        batch: PackedBatch,
+        objective: Objective,
+        *,
+        mask_ratio: float,
+        corruption_ratio: float | None = None,
+        seed: int,
+        epoch: int,
+    ) -> Targets:
+        """What an objective reads and predicts in a batch: a pure function of its arguments."""
+        if objective == "clm":
+            return clm_targets(batch.input_ids, batch.segment_ids, batch.lengths)
+        self.check_mlm()
+        assert self.mask_vocabulary is not None
+        vocabulary = self.mask_vocabulary
+        if vocabulary.special.device != batch.input_ids.device:
+            vocabulary = self.mask_vocabulary = vocabulary.to(batch.input_ids.device)
+        return mlm_targets(
+            batch.input_ids,
+            batch.segment_ids,
+            batch.segment_starts,
+            batch.document_positions,
+            batch.documents,
+            batch.eligible_span,
+            vocabulary,
+            seed=seed,
+            epoch=epoch,
+            mask_ratio=mask_ratio,
+            corruption_ratio=corruption_ratio,
+            shares=self.corruption,
+        )
+
+    def pack_loss(self, batch: PackedBatch, objective: Objective, targets: Targets) -> Tensor:
+        """Sum of the losses of a batch's targets in nats, scalar."""
+        assert self.backbone is not None
+        total, _ = self.backbone(
+            targets.input_ids, batch.position_ids, self.packing(batch, objective), targets.rows, targets.labels
+        )
+        return total  # type: ignore[no-any-return]
+
+    def training_loss(self, batch: PackedBatch) -> Loss:
+        """The loss of a micro-batch: override for an objective of your own.
+
+        Args:
+            batch: packed ids, on the device.
+
+        Returns:
+            A sum over targets and their number, never a mean: the step divides once for all micro-batches and ranks.
+        """
+        targets = self.targets(
+            batch,
+            self.objective,
+            mask_ratio=self.mask_ratio,
+            corruption_ratio=self.corruption_ratio,
+            seed=self.seed,
+            epoch=batch.here.epoch,
+        )
+        total = self.pack_loss(batch, self.objective, targets)
+        return Loss(total, targets.num_targets, {f"{self.objective}_loss": (total.detach(), targets.num_targets)})
+
+    @override
+    def training_step(self, batch: PackedBatch, batch_idx: int) -> Tensor:
+        # Dropout draws from a generator: seeding it per pack leaves nothing to save, and nothing to disturb.
+        torch.manual_seed(single_key(self.seed, Purpose.DROPOUT, *batch.here) >> 1)
+        loss = self.training_loss(batch)
+        self._window.add(loss, batch.num_tokens)
+        return loss.total / LOSS_DIVISOR
+
+    # ---- one division per optimizer step ---------------------------------------------------------------------------
+
+    @override
+    def optimizer_step(
+        self,
+        epoch: int,
+        batch_idx: int,
+        optimizer: Any,
+        optimizer_closure: Callable[[], Any] | None = None,
+    ) -> None:
+        assert optimizer_closure is not None
+
+        def closure() -> Any:
+            output = optimizer_closure()
+            # Here, and not in on_before_optimizer_step: a callback's own gradient (L2-SP) must not be divided.
+            self._divide_gradients()
+            return output
+
+        super().optimizer_step(epoch, batch_idx, optimizer, closure)
+        self._log_window(float(optimizer.param_groups[0]["lr"]))
+
+    def _divide_gradients(self) -> None:
+        """Turn the sum of gradients into their mean over the targets of all micro-batches and ranks."""
+        window, world_size = self._window, self.trainer.world_size
+        counts = torch.tensor([window.num_targets, window.num_tokens], dtype=torch.int64)
+        if world_size > 1:
+            counts = self.trainer.strategy.reduce(counts.to(self.device), reduce_op="sum")
+        self._num_targets = counts[0]
+        self._tokens = self._tokens.to(counts.device) + counts[1]
+        gradients = [parameter.grad for parameter in self.parameters() if parameter.grad is not None]
+        scale = LOSS_DIVISOR * self.trainer.accumulate_grad_batches * world_size
+        # Only a rank without targets of its own has to wait and see whether any other has some.
+        if window.num_targets == 0 and (world_size == 1 or int(counts[0]) == 0):
+            # A gradient of zero would still move weights and moments; without one the optimizer leaves them alone.
+            for parameter in self.parameters():
+                parameter.grad = None
+        elif world_size == 1:
+            torch._foreach_mul_(gradients, scale / window.num_targets)
+        else:
+            factor = scale / counts[0].clamp(min=1)
+            for gradient in gradients:
+                # A sharded gradient is scaled shard by shard.
+                getattr(gradient, "_local_tensor", gradient).mul_(factor)
+
+    def _log_window(self, learning_rate: float) -> None:
+        """Log what the micro-batches of a step added up to, over all ranks, and start anew."""
+        window, self._window = self._window, _Window()
+        logs = self.trainer.global_step % self.trainer.log_every_n_steps == 0
+        if self.trainer.world_size > 1 and not logs:
+            return  # Reducing over ranks what nobody would see costs time.
+        losses: dict[str, Tensor] = {}
+        for name, (total, count) in window.terms.items():
+            pair = torch.stack([total, total.new_tensor(count)])
+            if self.trainer.world_size > 1:
+                pair = self.trainer.strategy.reduce(pair, reduce_op="sum")
+            if count or self.trainer.world_size > 1:
+                losses[f"train/{name}"] = pair[0] / pair[1]
+        for name, value in losses.items():
+            self.log(name, value, prog_bar=True)
+        self.log_dict(
+            {
+                "train/tokens": self._tokens.to(torch.float32),
+                "train/targets": self._num_targets.to(torch.float32),
+                "train/objective": float(get_args(Objective).index(self.objective)),
+                "train/learning_rate": learning_rate,
+            }
+        )
+        if logs:
+            self._log_against_tokens(losses)
+
+    def _log_against_tokens(self, losses: Mapping[str, Any]) -> None:
+        # The x of other loggers is one counter for everything, so a second x axis is TensorBoard's alone.
+        for logger in self.trainer.loggers:
+            if isinstance(logger, TensorBoardLogger):
+                logger.log_metrics({f"tokens/{name}": float(value) for name, value in losses.items()}, self.tokens)
+
+    # ---- validation ------------------------------------------------------------------------------------------------
+
+    @override
+    def on_validation_epoch_start(self) -> None:
+        objectives: list[Objective] = ["clm"] if self.mask_vocabulary is None else ["mlm", "clm"]
+        self._val_losses = {name: MeanMetric().set_dtype(torch.float64).to(self.device) for name in objectives}
+
+    @override
+    def validation_step(self, batch: PackedBatch, batch_idx: int) -> None:
+        for objective, metric in self._val_losses.items():
+            targets = self.targets(batch, objective, mask_ratio=self.val_mask_ratio, seed=VALIDATION_SEED, epoch=0)
+            if targets.num_targets:
+                total = self.pack_loss(batch, objective, targets)
+                metric.update(total.double() / targets.num_targets, targets.num_targets)
+
+    @override
+    def on_validation_epoch_end(self) -> None:
+        metrics = {}
+        for objective, metric in self._val_losses.items():
+            loss = metric.compute()
+            metrics[f"val/{objective}_loss"] = loss
+            metrics[f"val/{objective}_perplexity"] = loss.exp()
+        self.log_dict(metrics)
+        losses = {name: value for name, value in metrics.items() if name.endswith("loss")}
+        if self.trainer.sanity_checking:
+            # Lightning does not log what a sanity check measures, but here it is where the curves begin.
+            for logger in self.trainer.loggers:
+                logger.log_metrics({name: float(value) for name, value in metrics.items()}, self.trainer.global_step)
+        self._log_against_tokens(losses)
+
+    # ---- optimizer and state ---------------------------------------------------------------------------------------
+
+    @override
+    def configure_optimizers(self) -> OptimizerLRScheduler:
+        groups = decay_groups(self, self.weight_decay)
+        if self.optimizer_callable is not None:
+            optimizer = self.optimizer_callable(groups)
+        else:
+            optimizer = AdamW(groups, lr=self.learning_rate, betas=self.betas, eps=self.eps, fused=True)
+            # The fused step could unscale gradients itself; then Lightning could not clip them before.
+            optimizer._step_supports_amp_scaling = False
+        if self.lr_scheduler_callable is None:
+            return optimizer
+        scheduler = self.lr_scheduler_callable(optimizer)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    def facts(self) -> dict[str, Any]:
+        """Where the model stands: what a model card and an export from a checkpoint need, in plain types."""
+        schedule = [p for c in self.trainer.callbacks for p in getattr(c, "resolved", [])]  # type: ignore[attr-defined]
+        phases = [
+            {"name": p.name, "objective": p.phase.objective, "steps": min(p.stop, self.trainer.global_step) - p.start}
+            for p in schedule
+            if p.start < self.trainer.global_step
+        ]
+        if not schedule:
+            phases = [{"name": "run", "objective": self.objective, "steps": self.trainer.global_step}]
+        metrics = self.trainer.callback_metrics
+        return {
+            "base": str(self.hparams.get("backbone")) if isinstance(self.source, str) else self.config.model_type,
+            "tokenizer": self.tokenizer.name_or_path,
+            "data": list(getattr(getattr(self.trainer, "datamodule", None), "files", [])),
+            "phases": phases,
+            "tokens": self.tokens,
+            "losses": {name: float(metrics[name]) for name in metrics if re.fullmatch(r"val/.*loss", name)},
+        }
+
+    @override
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        # What an export needs, should the folder that the run began from be gone.
+        checkpoint["lit_encoders"] = {"config": json.dumps(self.config.to_dict(), default=str), **self.facts()}
+
+    @override
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self._tokens = torch.tensor(checkpoint["lit_encoders"]["tokens"])

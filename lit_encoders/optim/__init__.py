@@ -1,0 +1,1 @@
+"""Optimisers: which weights decay, and how the learning rate moves."""

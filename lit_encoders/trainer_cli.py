@@ -1,0 +1,187 @@
+"""Lightning's verbs (fit, validate, ...) over the packaged ``base.yaml``, with a run folder that is never overwritten."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import warnings
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.utilities import rank_zero_info
+from typing_extensions import override
+
+from lit_encoders.callbacks.objective_schedule import ObjectiveSchedule
+from lit_encoders.data.datamodule import TextDataModule
+from lit_encoders.mistakes import in_one_line
+
+# What a run leaves in its folder; any of them means that the folder is taken.
+RUN_FILES = ("config.yaml", "logs", "checkpoints", "export", "summary.json")
+
+
+def config_folder() -> Path:
+    """Where the shipped configurations lie."""
+    return Path(str(files("lit_encoders.cli_configs")))
+
+
+def automatic_precision(accelerator: str) -> str:
+    """Choose bf16 where the hardware multiplies in it, else float32.
+
+    Args:
+        accelerator: the trainer's setting: "auto", "cpu", "gpu", ...
+
+    >>> automatic_precision("cpu") in ("bf16-mixed", "32-true")
+    True
+    """
+    if accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available():
+        fast = torch.cuda.is_bf16_supported(including_emulation=False)
+    else:
+        fast = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return "bf16-mixed" if fast else "32-true"
+
+
+class RunFolder(SaveConfigCallback):
+    """Save the resolved configuration into the run folder, once it is sure that training begins."""
+
+    started = False
+
+    @override
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        # Lightning saves here, before data and model have been looked at: a mistake would leave a used folder.
+        type(self).started = False
+
+    @override
+    def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._begin(trainer)
+
+    @override
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._begin(trainer)
+
+    def _begin(self, trainer: Trainer) -> None:
+        if type(self).started:
+            return
+        type(self).started = True
+        if not trainer.is_global_zero or trainer.state.fn != "fit":
+            return
+        root = Path(trainer.default_root_dir)
+        root.mkdir(parents=True, exist_ok=True)
+        path, number = root / "config.yaml", 1
+        while path.exists():  # A resumed run keeps the configuration of the run before.
+            path, number = root / f"config-{number}.yaml", number + 1
+        self.parser.save(self.config, path, skip_none=False, overwrite=False, multifile=False)
+
+
+class EncoderCLI(LightningCLI):
+    """LightningCLI with the keys ``schedule`` and ``validate_every``, and a run folder."""
+
+    @override
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        parser.add_subclass_arguments(ObjectiveSchedule, "schedule", required=False)
+        parser.add_argument(
+            "--validate_every",
+            type=int | None,
+            default=None,
+            help="Optimizer steps between two validations; None validates at the start and at each phase's end.",
+        )
+
+    @override
+    def _parse_ckpt_path(self) -> None:
+        # Lightning would let the hyper-parameters of a checkpoint beat the configuration and the command line.
+        return
+
+    @override
+    def before_instantiate_classes(self) -> None:
+        settings = self.config[self.subcommand]
+        every = settings.validate_every
+        if every is not None:
+            if every < 1:
+                raise ValueError(f"validate_every must be at least 1, got {every}")
+            # Lightning counts micro-batches, within an epoch unless told otherwise.
+            settings.trainer.val_check_interval = every * settings.trainer.accumulate_grad_batches
+            settings.trainer.check_val_every_n_epoch = None
+        if settings.trainer.precision is None:
+            settings.trainer.precision = automatic_precision(settings.trainer.accelerator)
+            rank_zero_info(f"precision: {settings.trainer.precision}")
+        self.root = self._claim_root()
+
+    def _claim_root(self) -> Path:
+        settings = self.config[self.subcommand]
+        root = settings.trainer.default_root_dir
+        if root is None:
+            given = settings.get("config") or []
+            name = Path(str(given[-1])).stem if given else "run"
+            root = Path("runs") / name
+        root = Path(root)
+        taken = [name for name in RUN_FILES if (root / name).exists()]
+        if self.subcommand == "fit" and taken and settings.get("ckpt_path") is None:
+            raise ValueError(
+                f"trainer.default_root_dir must be a folder without a run, got '{root}' (it holds {taken[0]}); "
+                "choose another one or move it away"
+            )
+        return root
+
+    @override
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        settings = self._get(self.config_init, "trainer")
+        kwargs["default_root_dir"] = str(self.root)
+        if settings.get("logger") in (None, True):
+            fit = self.subcommand == "fit"
+            kwargs["logger"] = TensorBoardLogger(str(self.root), name="logs", version="") if fit else False
+        schedule = self._get(self.config_init, "schedule")
+        if schedule is not None:
+            settings["callbacks"] = [*(settings.get("callbacks") or []), schedule]
+        return super().instantiate_trainer(**kwargs)
+
+
+def run_trainer(verb: str, arguments: list[str]) -> None:
+    """Run one of Lightning's verbs.
+
+    Args:
+        verb: "fit", "validate", "test" or "predict".
+        arguments: what the user typed after it.
+
+    Raises:
+        UsageError: a mistake that shows before training; the run folder is left as it was.
+    """
+    base = config_folder() / "base.yaml"
+    if not base.is_file():
+        raise FileNotFoundError(f"the packaged configuration is missing: {base}")
+    logging.getLogger("lightning.pytorch").setLevel(logging.INFO)
+    # Lightning's advice on logging intervals and workers does not fit an endless loader.
+    warnings.filterwarnings("ignore", message=".*does not have many workers.*")
+    existing: dict[Path, bool] = {}
+
+    class CLI(EncoderCLI):
+        @override
+        def _claim_root(self) -> Path:
+            root = super()._claim_root()
+            existing[root] = root.exists()
+            return root
+
+    try:
+        with in_one_line(started=lambda: RunFolder.started):
+            CLI(
+                LightningModule,
+                TextDataModule,
+                subclass_mode_model=True,
+                save_config_callback=RunFolder,
+                seed_everything_default=0,
+                auto_configure_optimizers=False,
+                args=[verb, *arguments],
+                parser_kwargs={
+                    "exit_on_error": False,
+                    **{name: {"default_config_files": [str(base)], "exit_on_error": False} for name in CLI.subcommands()},
+                },
+            )
+    except BaseException:
+        for root, existed in existing.items():
+            if not existed and not RunFolder.started:
+                # Made by this very command, and nothing was trained: a logger's empty file is no run.
+                shutil.rmtree(root, ignore_errors=True)
+        raise

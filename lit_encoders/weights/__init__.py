@@ -1,0 +1,1 @@
+"""Weights as files: ranges of layers, exports, checkpoints."""

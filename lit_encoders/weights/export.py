@@ -1,0 +1,169 @@
+"""Hugging Face folders out of live models and of checkpoints, whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+ExportDtype = Literal["float32", "bfloat16", "float16"]
+
+# Names that wrappers put before those of the model: this library, Lightning projects, DDP, torch.compile.
+WRAPPERS = ("backbone", "model", "module", "_orig_mod", "_forward_module")
+
+
+def export_folder(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: Path,
+    card: str | None = None,
+    dtype: ExportDtype | None = None,
+) -> Path:
+    """Write a model, its tokenizer and a model card as a folder that ``from_pretrained`` loads.
+
+    Files are written beside and moved in when all are there, so that no half-written model stands under its name.
+
+    Args:
+        model: tied weights are stored once, the full LM head always.
+        tokenizer: of the model.
+        folder: where; made if needed; files of the same names are replaced.
+        card: text of ``README.md``.
+        dtype: of the stored weights; None keeps the model's.
+
+    Returns:
+        The folder.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    beside = Path(tempfile.mkdtemp(prefix=".export-", dir=folder))
+    kept = model.config.dtype
+    try:
+        state = None
+        if dtype is not None:
+            target: torch.dtype = getattr(torch, dtype)
+            state = {k: v.to(target) if v.is_floating_point() else v for k, v in model.state_dict().items()}
+            model.config.dtype = target
+        model.save_pretrained(beside, state_dict=state)
+        tokenizer.save_pretrained(beside)
+        if card is not None:
+            (beside / "README.md").write_text(card, encoding="utf-8")
+        # The configuration comes last: a folder without it is no model.
+        for file in sorted(beside.iterdir(), key=lambda path: path.name == "config.json"):
+            os.replace(file, folder / file.name)
+    finally:
+        model.config.dtype = kept
+        shutil.rmtree(beside, ignore_errors=True)
+    return folder
+
+
+def model_card(
+    base: str,
+    data: Iterable[str],
+    phases: Iterable[Mapping[str, Any]],
+    tokens: int,
+    losses: Mapping[str, float],
+) -> str:
+    """Write down where a model comes from, as a Hugging Face model card.
+
+    Args:
+        base: the model that training began with.
+        data: names of the training files.
+        phases: of each phase name, objective and steps.
+        tokens: real tokens trained on.
+        losses: held-out figures by name, nats per target.
+    """
+    lines = ["---", "library_name: transformers"]
+    if "/" in base and not base.startswith((".", "/")):
+        lines.append(f"base_model: {base}")
+    lines += ["tags: [continued-pretraining, lit_encoders]", "---", "", "# Continued pretraining with lit_encoders", ""]
+    lines += [f"- Base model: {base}", f"- Data: {', '.join(data)}", f"- Tokens trained on: {tokens:,}"]
+    lines += [f"- Phase `{p['name']}`: {p['objective']}, {p['steps']:,} optimizer steps" for p in phases]
+    lines += [f"- Held out, `{name}`: {value:.4f} nats per target" for name, value in losses.items()]
+    return "\n".join(lines) + "\n"
+
+
+def strip_wrappers(state: Mapping[str, Tensor], expected: Iterable[str]) -> dict[str, Tensor]:
+    """Take the names of wrappers off a state, so that it fits a model.
+
+    Args:
+        state: tensors under names such as ``backbone.model.bert...`` or ``module._orig_mod.bert...``.
+        expected: the model's own names.
+
+    Returns:
+        The tensors under the expected names.
+
+    Raises:
+        ValueError: names are missing, or begin with something that is no known wrapper.
+    """
+    expected = set(expected)
+    wrapper = re.compile(rf"^(?:{'|'.join(WRAPPERS)})\.")
+    found: dict[str, Tensor] = {}
+    foreign: list[str] = []
+    for name, tensor in state.items():
+        # A model's own names may begin like a wrapper's ("model."), so take off one at a time and look.
+        inner = name.replace("_orig_mod.", "")
+        while inner not in expected and wrapper.match(inner):
+            inner = wrapper.sub("", inner, count=1)
+        if inner in expected:
+            found[inner] = tensor
+        else:
+            foreign.append(name)
+    missing = sorted(expected - set(found))
+    if missing or foreign:
+        names = ", ".join([*missing, *foreign][:10])
+        raise ValueError(
+            f"checkpoint must hold the model's tensors under its names or those of {', '.join(WRAPPERS)}: "
+            f"{len(missing)} missing, {len(foreign)} unknown ({names})"
+        )
+    return found
+
+
+def export_checkpoint(
+    checkpoint: Path, output: Path, tokenizer: str | None = None, dtype: ExportDtype | None = None
+) -> Path:
+    """Turn a training checkpoint into a Hugging Face folder; the folder that training began from is not needed.
+
+    Args:
+        checkpoint: a file that a run kept, such as ``runs/quickstart/checkpoints/decay.ckpt``.
+        output: folder to make.
+        tokenizer: folder or hub name, where the one that the run used is gone.
+        dtype: of the stored weights; None keeps the run's.
+
+    Raises:
+        ValueError: no such file, no checkpoint of this library, names that do not fit, or the output exists.
+    """
+    from transformers import AutoConfig
+
+    from lit_encoders.models.backbone import load_language_model
+    from lit_encoders.models.vocabulary import load_tokenizer
+
+    if not checkpoint.is_file():
+        raise ValueError(f"checkpoint must be a file that exists, got '{checkpoint}'")
+    if output.exists():
+        raise ValueError(f"output must be a folder that does not exist yet, got '{output}'")
+    try:
+        saved = torch.load(checkpoint, map_location="cpu", weights_only=True)
+    except Exception as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ValueError(f"checkpoint must be readable, got '{checkpoint}' ({reason:.120})") from error
+    facts = saved.get("lit_encoders") if isinstance(saved, dict) else None
+    if facts is None:
+        raise ValueError(f"checkpoint must come from a LitEncoder, got '{checkpoint}'")
+    settings = json.loads(facts["config"])
+    config = AutoConfig.for_model(settings.pop("model_type"), **settings)
+    first = next(value for value in saved["state_dict"].values() if value.is_floating_point())
+    model = load_language_model(settings, config, first.dtype)
+    model.load_state_dict(strip_wrappers(saved["state_dict"], model.state_dict()))
+    source = tokenizer or facts["tokenizer"]
+    card = model_card(facts["base"], facts["data"], facts["phases"], facts["tokens"], facts["losses"])
+    return export_folder(model, load_tokenizer(source, "tokenizer"), output, card, dtype)
