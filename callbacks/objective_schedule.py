@@ -316,7 +316,7 @@ class ObjectiveSchedule(Callback):
         assert self._ended is not None
         name, self._ended = self._ended.name, None
         if self.keep_checkpoints:
-            trainer.save_checkpoint(Path(trainer.default_root_dir) / "checkpoints" / f"{name}.ckpt")
+            trainer.save_checkpoint(Path(trainer.default_root_dir) / "checkpoints" / f"{name}.ckpt", weights_only=False)
 
 
 class CLMDetour(ObjectiveSchedule):

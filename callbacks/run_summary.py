@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -129,7 +130,8 @@ class RunSummary(Callback):
         beside = root / ".summary.json"
         beside.write_text(json.dumps(summary, indent=2))
         os.replace(beside, root / "summary.json")
-        print_summary(reports, epochs, export, Console())
+        # Piped output has no width of its own, and 80 columns would fold the table.
+        print_summary(reports, epochs, export, Console(width=None if sys.stdout.isatty() else 120))
 
     @override
     def state_dict(self) -> dict[str, Any]:

@@ -6,22 +6,72 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+_KEY = re.compile(r'Parser key "([^"]+)":\s*(.*)')
+_PROBLEM = re.compile(r"Problem with given class_path '([^']+)':\s*(.*)")
+_OPTION = re.compile(r"Option '([^']+)' is not accepted")
+_EXPECTED = re.compile(r"Expected an? (.+?)(?:\. Got value: (.*))?$")
+_STRUCTURE = re.compile(r"(Does not validate against|Subtypes:|Errors:|Given value type:|$)")
+
 
 class UsageError(Exception):
     """The user's command or configuration cannot be run; the message is one line."""
 
 
-def one_line(error: BaseException) -> str:
-    """Put an error into one line.
+def one_line(message: str) -> str:
+    """Put an error message into one line that names key, rule and value.
 
-    The parser's messages nest: each level says which key failed and indents what its value had to say. The innermost
-    one is what the user has to mend; the keys on the way to it are put in front.
+    The parser's messages nest: each level says which key failed and indents what its value had to say. The keys on the
+    way to the first leaf are joined, and the leaves are the rules. Messages of our own, which already name all three,
+    pass as they are.
 
-    >>> one_line(ValueError("first\\n  second"))
-    'first second'
+    >>> one_line('Parser key "model":\\n  Parser key "eps":\\n    Expected a <class \\'float\\'>. Got value: x')
+    "model.eps must be float, got 'x'"
+    >>> one_line("data.slots must be at least 1,\\n  got 0")
+    'data.slots must be at least 1, got 0'
     """
-    text = str(error).strip() or type(error).__name__
-    return re.sub(r"\s+", " ", text)
+    keys: list[str] = []
+    owner = ""
+    rules: list[str] = []
+    value: str | None = None
+    for line in message.splitlines():
+        text = line.strip().removeprefix("- ")
+        if found := _KEY.match(text):
+            if not rules:
+                keys.append(found[1])
+            text = found[2]
+        if found := _PROBLEM.match(text):
+            owner = owner or found[1].rpartition(".")[2]
+            text = found[2]
+        if found := _OPTION.search(text):
+            return f"{'.'.join([*keys, found[1]])} is no option of {owner or 'this command'}"
+        if text.startswith("Given value:"):
+            value = value if value is not None else text.removeprefix("Given value:").strip()
+        elif found := _EXPECTED.match(text):
+            rule = _readable(found[1])
+            if rule != "None" and rule not in rules:
+                rules.append(rule)
+            value = found[2] if value is None else value
+        elif not _STRUCTURE.match(text):
+            rest = message[message.index(text) :] if not keys else text
+            own = re.split(r"\n\s*- Expected |\n\s*Given value", rest)[0]
+            own = re.sub(r"\s+", " ", own)
+            return own if " must " in own or not keys else f"{'.'.join(keys)}: {own}"
+    if not rules:
+        return re.sub(r"\s+", " ", message.strip())
+    return f"{'.'.join(keys)} must be {' or '.join(rules)}, got {value!r}"
+
+
+def _readable(rule: str) -> str:
+    """Say a type as a user would.
+
+    >>> _readable("typing.Literal['mlm', 'clm']"), _readable("<class 'NoneType'>")
+    ("one of 'mlm', 'clm'", 'None')
+    """
+    if found := re.match(r"(?:typing\.)?Literal\[(.*)\]", rule):
+        return f"one of {found[1]}"
+    if found := re.match(r"<class '(?:\w+\.)*(\w+)'>", rule):
+        return "None" if found[1] == "NoneType" else found[1]
+    return rule
 
 
 @contextmanager
@@ -38,4 +88,4 @@ def in_one_line(started: Callable[[], bool] = lambda: False) -> Iterator[None]:
     except (ValueError, TypeError, OSError, NotImplementedError, ImportError, ArgumentError) as error:
         if started():
             raise
-        raise UsageError(one_line(error)) from error
+        raise UsageError(one_line(str(error) or type(error).__name__)) from error

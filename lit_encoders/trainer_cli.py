@@ -74,7 +74,7 @@ class RunFolder(SaveConfigCallback):
         path, number = root / "config.yaml", 1
         while path.exists():  # A resumed run keeps the configuration of the run before.
             path, number = root / f"config-{number}.yaml", number + 1
-        self.parser.save(self.config, path, skip_none=False, overwrite=False, multifile=False)
+        self.parser.save(self.config, path, skip_unset=False, overwrite=False, multifile=False)
 
 
 class EncoderCLI(LightningCLI):
@@ -89,6 +89,10 @@ class EncoderCLI(LightningCLI):
             default=None,
             help="Optimizer steps between two validations; None validates at the start and at each phase's end.",
         )
+
+    @override
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        self.config = parser.parse_args(args)
 
     @override
     def _parse_ckpt_path(self) -> None:
@@ -139,6 +143,18 @@ class EncoderCLI(LightningCLI):
         return super().instantiate_trainer(**kwargs)
 
 
+def _quieten() -> None:
+    """Keep advertisements and other libraries' bookkeeping off the screen."""
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
+    tips = logging.getLogger("lightning.pytorch.utilities.rank_zero")
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+    tips.addFilter(lambda record: "litlogger" not in record.getMessage())
+    warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)
+    warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=DeprecationWarning)
+
+
 def run_trainer(verb: str, arguments: list[str]) -> None:
     """Run one of Lightning's verbs.
 
@@ -152,16 +168,15 @@ def run_trainer(verb: str, arguments: list[str]) -> None:
     base = config_folder() / "base.yaml"
     if not base.is_file():
         raise FileNotFoundError(f"the packaged configuration is missing: {base}")
-    logging.getLogger("lightning.pytorch").setLevel(logging.INFO)
-    # Lightning's advice on logging intervals and workers does not fit an endless loader.
-    warnings.filterwarnings("ignore", message=".*does not have many workers.*")
-    existing: dict[Path, bool] = {}
+    _quieten()
+    made: list[Path] = []
 
     class CLI(EncoderCLI):
         @override
         def _claim_root(self) -> Path:
             root = super()._claim_root()
-            existing[root] = root.exists()
+            # The outermost folder that this command would make.
+            made.extend(folder for folder in [root, *root.parents] if not folder.exists())
             return root
 
     try:
@@ -180,8 +195,7 @@ def run_trainer(verb: str, arguments: list[str]) -> None:
                 },
             )
     except BaseException:
-        for root, existed in existing.items():
-            if not existed and not RunFolder.started:
-                # Made by this very command, and nothing was trained: a logger's empty file is no run.
-                shutil.rmtree(root, ignore_errors=True)
+        if made and not RunFolder.started:
+            # Nothing was trained: what a logger left behind in a folder of this very command is no run.
+            shutil.rmtree(made[-1], ignore_errors=True)
         raise

@@ -220,6 +220,8 @@ class TextDataModule(LightningDataModule):
                 TokenStore(path), around, self.slots, self.sequence_length, self.seed, shuffle=name == "train"
             )
         if stage == "fit":
+            # A new fit begins at the beginning; a resumed one restores its position after this.
+            self.position = Position()
             self._report_fill()
 
     def _report_fill(self) -> None:

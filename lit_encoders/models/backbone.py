@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 
 from lit_encoders.models.attention import ATTENTION_NAME, PackLayout, register_packed_attention
@@ -120,12 +122,33 @@ def load_language_model(
     register_packed_attention()
     masked = config.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES
     auto: Any = AutoModelForMaskedLM if masked else AutoModelForCausalLM
+    settings = {"config": config, "dtype": dtype, "attn_implementation": ATTENTION_NAME}
     if isinstance(source, str):
-        model = auto.from_pretrained(source, config=config, dtype=dtype, attn_implementation=ATTENTION_NAME)
+        with _quiet_loading():
+            model, report = auto.from_pretrained(source, output_loading_info=True, **settings)
+        if report["missing_keys"]:
+            names = ", ".join(sorted(report["missing_keys"]))
+            rank_zero_info(f"new weights, since {source} has none: {names}")
     else:
-        model = auto.from_config(config, dtype=dtype, attn_implementation=ATTENTION_NAME)
+        model = auto.from_config(**settings)
     # Loading leaves a model in eval mode; a module under training is in training mode, dropout included.
     return model.train()  # type: ignore[no-any-return]
+
+
+@contextmanager
+def _quiet_loading() -> Iterator[None]:
+    """Hold back transformers' report: it takes a missing head for a corrupt file; what is missing is said after."""
+    from transformers.utils import logging
+
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
 
 
 class Backbone(nn.Module):

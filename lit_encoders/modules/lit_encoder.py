@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
-from lightning.pytorch import LightningModule
+from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
@@ -262,12 +262,15 @@ class LitEncoder(LightningModule):
             self.backbone.compile_encoder()
 
     @override
-    def setup(self, stage: str) -> None:
+    def configure_callbacks(self) -> list[Callback]:
+        # Lightning's first hook: an attention that cannot run here is refused before any data is read.
+        device = self.trainer.strategy.root_device.type
         self._backend = choose_backend(
-            self.attention, self.trainer.strategy.root_device.type, self._compute_dtype(), attention_dropout(self.config)
+            self.attention, device, self._compute_dtype(), attention_dropout(self.config)
         )
         if self.attention == "auto":
             rank_zero_info(f"attention: {self._backend}")
+        return []
 
     def _compute_dtype(self) -> torch.dtype:
         precision = str(self.trainer.precision)
@@ -409,11 +412,12 @@ class LitEncoder(LightningModule):
             return  # Reducing over ranks what nobody would see costs time.
         losses: dict[str, Tensor] = {}
         for name, (total, count) in window.terms.items():
-            pair = torch.stack([total, total.new_tensor(count)])
             if self.trainer.world_size > 1:
+                pair = torch.stack([total, total.new_tensor(count)])
                 pair = self.trainer.strategy.reduce(pair, reduce_op="sum")
-            if count or self.trainer.world_size > 1:
-                losses[f"train/{name}"] = pair[0] / pair[1]
+                total, count = pair[0], int(pair[1])
+            if count:
+                losses[f"train/{name}"] = total / count
         for name, value in losses.items():
             self.log(name, value, prog_bar=True)
         self.log_dict(
@@ -456,6 +460,9 @@ class LitEncoder(LightningModule):
             metrics[f"val/{objective}_loss"] = loss
             metrics[f"val/{objective}_perplexity"] = loss.exp()
         self.log_dict(metrics)
+        if self.trainer.state.fn == "fit":
+            # Lightning would place what follows step k at k - 1; a metric named "step" is its x.
+            self.log("step", float(self.trainer.global_step))
         losses = {name: value for name, value in metrics.items() if name.endswith("loss")}
         if self.trainer.sanity_checking:
             # Lightning does not log what a sanity check measures, but here it is where the curves begin.

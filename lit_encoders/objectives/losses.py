@@ -40,13 +40,14 @@ class _ChunkedCrossEntropy(Function):
             for start in range(0, len(labels), chunk_rows):
                 rows = slice(start, start + chunk_rows)
                 x, y = hidden[rows].to(dtype), labels[rows, None]
-                logits = torch.nn.functional.linear(x, weight_, bias_).to(wide)
-                log_z = torch.logsumexp(logits, dim=-1, keepdim=True)
-                row_losses[rows] = (log_z - logits.gather(1, y))[:, 0]
+                # One fused pass; logsumexp, subtraction and exponential apart would each go through memory.
+                log_p = torch.log_softmax(torch.nn.functional.linear(x, weight_, bias_), dim=-1, dtype=wide)
+                losses = -log_p.gather(1, y)
+                row_losses[rows] = losses[:, 0]
                 if not (need_hidden or need_weight or need_bias):
                     continue
-                logits_grad = logits.sub_(log_z).exp_()
-                logits_grad.scatter_add_(1, y, -torch.ones_like(log_z))
+                logits_grad = log_p.exp_()
+                logits_grad.scatter_add_(1, y, -torch.ones_like(losses))
                 if row_weights is not None:
                     logits_grad *= row_weights[rows, None]
                 if bias_grad is not None:

@@ -46,14 +46,16 @@ def export_folder(
     """
     folder.mkdir(parents=True, exist_ok=True)
     beside = Path(tempfile.mkdtemp(prefix=".export-", dir=folder))
-    kept = model.config.dtype
     try:
         state = None
         if dtype is not None:
             target: torch.dtype = getattr(torch, dtype)
             state = {k: v.to(target) if v.is_floating_point() else v for k, v in model.state_dict().items()}
-            model.config.dtype = target
         model.save_pretrained(beside, state_dict=state)
+        if dtype is not None:
+            # transformers writes the live model's type, which would be wrong for what is stored.
+            config = json.loads((beside / "config.json").read_text())
+            (beside / "config.json").write_text(json.dumps({**config, "dtype": dtype}, indent=2) + "\n")
         tokenizer.save_pretrained(beside)
         if card is not None:
             (beside / "README.md").write_text(card, encoding="utf-8")
@@ -61,7 +63,6 @@ def export_folder(
         for file in sorted(beside.iterdir(), key=lambda path: path.name == "config.json"):
             os.replace(file, folder / file.name)
     finally:
-        model.config.dtype = kept
         shutil.rmtree(beside, ignore_errors=True)
     return folder
 

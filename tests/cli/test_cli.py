@@ -1,0 +1,98 @@
+"""The command line: what a user types, what comes out, and that nothing is lost."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from lit_encoders import __version__
+
+
+def test_fit_fills_a_run_folder_and_a_second_start_is_refused(run, recipe: Path) -> None:  # type: ignore[no-untyped-def]
+    code, out, _ = run("fit", "--config", recipe)
+    assert code == 0
+    root = Path("runs/tiny")
+    assert {path.name for path in root.iterdir()} == {"config.yaml", "logs", "checkpoints", "export", "summary.json"}
+    assert {path.name for path in (root / "checkpoints").iterdir()} >= {"head_warmup.ckpt", "detour.ckpt", "decay.ckpt"}
+    assert list((root / "logs").glob("events.*"))
+    assert "AutoModelForMaskedLM.from_pretrained" in out
+    before = {path: path.stat().st_mtime_ns for path in root.rglob("*") if path.is_file()}
+    code, _, err = run("fit", "--config", recipe)
+    assert code == 2
+    assert err.splitlines()[-1].startswith("lit-encoders: error: trainer.default_root_dir must be a folder without a run")
+    assert {path: path.stat().st_mtime_ns for path in root.rglob("*") if path.is_file()} == before
+
+
+def test_k01_the_saved_config_gives_the_same_run(run, recipe: Path) -> None:  # type: ignore[no-untyped-def]
+    assert run("fit", "--config", recipe)[0] == 0
+    saved = Path("runs/tiny/config.yaml")
+    assert run("fit", "--config", saved, "--trainer.default_root_dir", "runs/again")[0] == 0
+    weights = [(Path("runs") / name / "export" / "model.safetensors").read_bytes() for name in ("tiny", "again")]
+    assert weights[0] == weights[1]
+    first, second = (yaml.safe_load((Path("runs") / name / "config.yaml").read_text()) for name in ("tiny", "again"))
+    second["trainer"]["default_root_dir"] = first["trainer"]["default_root_dir"]
+    assert first == second
+
+
+def test_k03_flags_beat_a_checkpoint(run, recipe: Path) -> None:  # type: ignore[no-untyped-def]
+    """K05: also in subclass mode; the resumed run keeps the configuration of the run before."""
+    assert run("fit", "--config", recipe)[0] == 0
+    checkpoint = Path("runs/tiny/checkpoints/detour.ckpt")
+    code, _, err = run("fit", "--config", recipe, "--model.learning_rate=0.001", "--ckpt_path", checkpoint)
+    assert code == 0, err
+    saved = yaml.safe_load(Path("runs/tiny/config-1.yaml").read_text())
+    assert saved["model"]["init_args"]["learning_rate"] == 0.001
+    assert yaml.safe_load(Path("runs/tiny/config.yaml").read_text())["model"]["init_args"]["learning_rate"] == 0.01
+    rates = torch.load("runs/tiny/checkpoints/decay.ckpt", weights_only=True)["optimizer_states"][0]["param_groups"]
+    assert rates[0]["lr"] == pytest.approx(0.001)
+
+
+def test_validate_gives_the_loss_that_the_run_ended_with(run, recipe: Path) -> None:  # type: ignore[no-untyped-def]
+    assert run("fit", "--config", recipe)[0] == 0
+    code, out, _ = run("validate", "--config", recipe, "--ckpt_path", "runs/tiny/checkpoints/decay.ckpt")
+    assert code == 0
+    last = json.loads(Path("runs/tiny/summary.json").read_text())["phases"][-1]["losses"]["val/mlm_loss"][1]
+    printed = next(line for line in out.splitlines() if "val/mlm_loss" in line).split("│")[2]
+    assert float(printed) == pytest.approx(last, abs=1e-6)
+
+
+def test_export_of_a_checkpoint(run, recipe: Path) -> None:  # type: ignore[no-untyped-def]
+    assert run("fit", "--config", recipe)[0] == 0
+    code, out, _ = run("export", "--checkpoint", "runs/tiny/checkpoints/decay.ckpt", "--output", "out")
+    assert code == 0
+    assert "Load:" in out
+    assert Path("out/model.safetensors").read_bytes() == Path("runs/tiny/export/model.safetensors").read_bytes()
+
+
+def test_validate_every_counts_optimizer_steps(run, recipe: Path) -> None:  # type: ignore[no-untyped-def]
+    flags = ["--validate_every=2", "--trainer.accumulate_grad_batches=2", "--schedule.steps=6", "--schedule.decay_share=0"]
+    assert run("fit", "--config", recipe, *flags)[0] == 0
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator("runs/tiny/logs")
+    events.Reload()
+    assert [event.step for event in events.Scalars("val/mlm_loss")] == [0, 1, 2, 4, 6, 7]
+    assert events.Scalars("tokens/train/clm_loss")[-1].step == events.Scalars("train/tokens")[-1].value
+
+
+def test_help_and_version_are_quick() -> None:
+    for arguments, expected in (["--help"], "usage: lit-encoders"), (["--version"], __version__), ([], "fit"):
+        start = time.perf_counter()
+        done = subprocess.run(
+            [sys.executable, "-m", "lit_encoders", *arguments], capture_output=True, text=True, check=True
+        )
+        assert expected in done.stdout
+        assert time.perf_counter() - start < 3
+
+
+def test_importing_the_package_imports_nothing_heavy() -> None:
+    code = "import sys, lit_encoders; print(sorted({'torch', 'lightning', 'transformers'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

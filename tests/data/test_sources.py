@@ -1,0 +1,159 @@
+"""Documents out of files, and what is said about files that are wrong."""
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lit_encoders.data.sources import TextSource, as_source, in_split
+
+POEM = "one\ntwo\n\nthree\n  \t\nfour\nfive\n"
+
+
+def write(path: Path, text: str) -> str:
+    if path.suffix == ".gz":
+        path.write_bytes(gzip.compress(text.encode()))
+    else:
+        path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+def read(*files: str, **options: Any) -> list[str]:
+    return list(TextSource(files, **options).documents())
+
+
+def json_lines(*records: object) -> str:
+    return "".join(json.dumps(record) + "\n" for record in records)
+
+
+@pytest.mark.parametrize(
+    ("sample_by", "documents"),
+    [
+        ("line", ["one", "two", "three", "four", "five"]),
+        ("paragraph", ["one\ntwo\n", "three\n", "four\nfive\n"]),
+        ("document", [POEM]),
+    ],
+)
+@pytest.mark.parametrize("name", ["a.txt", "a.md", "a.TEXT", "a.txt.gz"])
+def test_plain_text_is_read_by_line_paragraph_or_file(
+    tmp_path: Path, name: str, sample_by: Any, documents: list[str]
+) -> None:
+    assert read(write(tmp_path / name, POEM), sample_by=sample_by) == documents
+
+
+@pytest.mark.parametrize("sample_by", ["line", "paragraph", "document"])
+@pytest.mark.parametrize("text", ["", "\n", " \n\t\n\n"])
+def test_blank_text_is_no_document(tmp_path: Path, sample_by: Any, text: str) -> None:
+    assert read(write(tmp_path / "a.txt", text), sample_by=sample_by) == []
+
+
+def test_last_line_needs_no_end_and_windows_ends_are_ends(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes("één\r\ntwo".encode())
+    assert read(str(tmp_path / "a.txt")) == ["één", "two"]
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.ndjson", "a.jsonl.gz"])
+def test_json_lines_give_their_column(tmp_path: Path, name: str) -> None:
+    text = (
+        json_lines({"text": "één\nline two", "id": 1}) + "\n  \n" + json_lines({"text": " "}, {"text": "two"})
+    )
+    assert read(write(tmp_path / name, text)) == ["één\nline two", "two"]
+    text = json_lines({"body": "three", "text": "no"})
+    assert read(write(tmp_path / name, text), text_column="body") == ["three"]
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"text": "cut', r"data\.val: line 4 of '.*a\.jsonl.*' must be JSON, got '\{\"text\": \"cut'"),
+        (
+            '{"body": "x", "id": 3}',
+            r"line 4 of .* must have the column 'text' \(data\.text_column\), got body, id",
+        ),
+        ('["text"]', r"line 4 of .* must have the column 'text' .*, got list"),
+        ('{"text": 7}', r"column 'text' in line 4 of .* must be text, got 7"),
+        ('{"text": null}', r"column 'text' in line 4 of .* must be text, got None"),
+    ],
+)
+def test_wrong_line_of_json_is_named_by_its_number(
+    tmp_path: Path, name: str, line: str, message: str
+) -> None:
+    """Blank lines count, so that an editor finds the place."""
+    path = write(tmp_path / name, json_lines({"text": "a"}, {"text": "b"}) + "\n" + line + "\n")
+    documents = TextSource((path,), key="data.val").documents()
+    assert [next(documents), next(documents)] == ["a", "b"]
+    with pytest.raises(ValueError, match=message) as caught:
+        next(documents)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["missing.txt", "none-*.jsonl", ""])
+def test_missing_file_is_an_error(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ValueError, match=r"data\.train must name files that exist, got '"):
+        TextSource((str(tmp_path / name),)).paths()
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.gz", "a.parquet", "a", "a.csv.gz"])
+def test_unknown_ending_is_an_error(tmp_path: Path, name: str) -> None:
+    path = write(tmp_path / name, "text")
+    with pytest.raises(ValueError, match=r"data\.train must end in one of \.json, .*\.txt .*got '.*a"):
+        TextSource((path,)).paths()
+
+
+def test_globs_are_sorted_and_files_keep_the_order_given(tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    for name in ("b.txt", "a.txt", "deep/c.txt"):
+        write(tmp_path / name, name)
+    last = write(tmp_path / "0.jsonl", json_lines({"text": "json"}))
+    source = as_source([str(tmp_path / "**" / "*.txt"), last], "text", "line", "data.train")
+    assert list(source.documents()) == ["a.txt", "b.txt", "deep/c.txt", "json"]
+    assert [path.name for path in source.paths()] == ["a.txt", "b.txt", "c.txt", "0.jsonl"]
+
+
+def test_one_name_and_several_make_a_source() -> None:
+    assert as_source("a.txt", "text", "line", "data.val") == TextSource(("a.txt",), key="data.val")
+    assert as_source(["a.txt", "b.txt"], "body", "document", "data.train").files == ("a.txt", "b.txt")
+
+
+def test_digest_follows_content_order_and_reading_not_names(tmp_path: Path) -> None:
+    first, second = write(tmp_path / "a.txt", "one\n"), write(tmp_path / "b.txt", "two\n")
+    copy = write(tmp_path / "c.txt", "one\n")
+    digest = TextSource((first, second)).digest()
+    assert TextSource((copy, second)).digest() == digest
+    others = [
+        TextSource((second, first)),
+        TextSource((first,)),
+        TextSource((first, second), sample_by="document"),
+        TextSource((first, second), text_column="body"),
+    ]
+    assert len({digest, *(other.digest() for other in others)}) == 5
+    write(tmp_path / "a.txt", "One\n")
+    assert TextSource((first, second)).digest() != digest
+
+
+def test_unknown_example_is_an_error() -> None:
+    with pytest.raises(ValueError, match=r"example must be one of minilm, hpo, got 'nothing'"):
+        TextSource(("example:nothing",)).paths()
+
+
+def test_model_is_no_text(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from lit_encoders.data import sources
+    from lit_encoders.data.examples import EXAMPLES
+
+    monkeypatch.setattr(sources, "find_example", lambda name: (EXAMPLES["minilm"], tmp_path))
+    with pytest.raises(ValueError, match=r"data\.train must name a text, got the model 'example:minilm'"):
+        read("example:minilm")
+
+
+def test_split_goes_by_content_and_has_the_share_asked_for() -> None:
+    texts = [f"document {number}" for number in range(20_000)]
+    held_out = {text for text in texts if in_split(text, 0.1)}
+    assert len(held_out) / 20_000 == pytest.approx(0.1, abs=0.01)
+    assert held_out == {text for text in reversed(texts) if in_split(text, 0.1)}
+    # A larger share holds every text of a smaller one.
+    assert held_out < {text for text in texts if in_split(text, 0.2)}
+    assert not any(in_split(text, 0.0) for text in texts)
+    assert all(in_split(text, 1.0) for text in texts)
