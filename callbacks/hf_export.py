@@ -67,7 +67,9 @@ class HFExport(Callback):
         known = [] if schedule is None else [phase.name for phase in schedule.resolved]
         for name in self.at_phases:
             if name not in known:
-                raise ValueError(f"HFExport.at_phases must name phases of the schedule ({', '.join(known)}), got {name!r}")
+                raise ValueError(
+                    f"HFExport.at_phases must name phases of the schedule ({', '.join(known)}), got {name!r}"
+                )
 
     def _export(self, trainer: Trainer, module: Any, *place: str) -> None:
         self.folder = Path(trainer.default_root_dir).joinpath("export", *place)

@@ -39,7 +39,9 @@ class LayerFreezing(Callback):
         ValueError: a range matches nothing, a phase is not in the schedule, or everything would be frozen.
     """
 
-    def __init__(self, layers: str | list[str], phases: list[str] | None = None, layers_path: str | None = None) -> None:
+    def __init__(
+        self, layers: str | list[str], phases: list[str] | None = None, layers_path: str | None = None
+    ) -> None:
         super().__init__()
         self.layers = [layers] if isinstance(layers, str | int) else layers
         self.phases = phases
@@ -58,7 +60,9 @@ class LayerFreezing(Callback):
             known = [] if schedule is None else [phase.name for phase in schedule.resolved]
             unknown = [name for name in self.phases if name not in known]
             if unknown:
-                raise ValueError(f"LayerFreezing.phases must name phases of the schedule ({', '.join(known)}), got {unknown[0]!r}")
+                raise ValueError(
+                    f"LayerFreezing.phases must name phases of the schedule ({', '.join(known)}), got {unknown[0]!r}"
+                )
         self._parameters = list(select_parameters(pl_module, self.layers, self.layers_path).values())
         frozen = sum(parameter.numel() for parameter in self._parameters)
         total = sum(parameter.numel() for parameter in pl_module.parameters() if parameter.requires_grad)

@@ -118,9 +118,11 @@ def resolve_phases(
         slots_per_step: slots x accumulation x ranks; needed where anything is in tokens.
 
     Raises:
-        ValueError: names repeat, a share has no budget, a token budget no slots, or a phase is shorter than its warm-up.
+        ValueError: names repeat, a share has no budget, a token budget no slots, or a phase is shorter than its
+            warm-up.
 
-    >>> [(p.start, p.stop) for p in resolve_phases([Phase("a", "clm", share=1.0), Phase("b", "mlm", share=0.1)], steps=100)]
+    >>> phases = [Phase("a", "clm", share=1.0), Phase("b", "mlm", share=0.1)]
+    >>> [(phase.start, phase.stop) for phase in resolve_phases(phases, steps=100)]
     [(0, 100), (100, 110)]
     """
     names = [phase.name for phase in phases]
@@ -142,7 +144,9 @@ def resolve_phases(
         if steps is not None:
             return math.ceil(round(phase.share * steps, 9))
         if tokens is None:
-            raise ValueError(f"schedule phase {phase.name!r}: a share needs the schedule's steps or tokens, got neither")
+            raise ValueError(
+                f"schedule phase {phase.name!r}: a share needs the schedule's steps or tokens, got neither"
+            )
         return in_steps(phase.share * tokens)
 
     resolved: list[ResolvedPhase] = []
@@ -229,17 +233,15 @@ class ObjectiveSchedule(Callback):
             return
         if not hasattr(pl_module, "objective"):
             raise TypeError(
-                f"{type(self).__name__} needs a module with an attribute `objective` that it can set to 'mlm' or 'clm'; "
-                f"add one to {type(pl_module).__name__}"
+                f"{type(self).__name__} needs a module with an attribute `objective` that it can set to 'mlm' or "
+                f"'clm'; add one to {type(pl_module).__name__}"
             )
         datamodule = getattr(trainer, "datamodule", None)
         slots = getattr(datamodule, "slots", None)
         slots_per_step = None if slots is None else slots * trainer.accumulate_grad_batches * trainer.world_size
-        self.resolved = resolve_phases(
-            self.phases, steps=self.steps, tokens=self.tokens, slots_per_step=slots_per_step
-        )
+        self.resolved = resolve_phases(self.phases, steps=self.steps, tokens=self.tokens, slots_per_step=slots_per_step)
         if any(phase.phase.objective == "mlm" for phase in self.resolved) and hasattr(pl_module, "check_mlm"):
-            pl_module.check_mlm()
+            pl_module.check_mlm()  # type: ignore[operator]
         self._own_mask_ratio = getattr(pl_module, "mask_ratio", None)
         self._claim_max_steps(trainer)
         self._check_max_epochs(trainer)
@@ -285,7 +287,7 @@ class ObjectiveSchedule(Callback):
         if pl_module.objective != now.phase.objective:
             pl_module.objective = now.phase.objective  # type: ignore[assignment]
         if self._own_mask_ratio is not None:
-            pl_module.mask_ratio = now.phase.mask_ratio or self._own_mask_ratio
+            pl_module.mask_ratio = now.phase.mask_ratio or self._own_mask_ratio  # type: ignore[assignment]
         for optimizer, peaks in zip(trainer.optimizers, self._peaks, strict=True):
             for group, peak in zip(optimizer.param_groups, peaks, strict=True):
                 group["lr"] = peak * now.factor(step)
@@ -392,7 +394,9 @@ class CLMDetour(ObjectiveSchedule):
             )
         if head_warmup_steps:
             warm = replace(first, name="head_warmup", objective="mlm", share=None, steps=head_warmup_steps)
-            phases.insert(0, replace(warm, mask_ratio=None, warmup_steps=None, warmup_tokens=None, peak=head_warmup_peak))
+            phases.insert(
+                0, replace(warm, mask_ratio=None, warmup_steps=None, warmup_tokens=None, peak=head_warmup_peak)
+            )
         super().__init__(phases, steps=steps, tokens=tokens, keep_checkpoints=keep_checkpoints)
 
 

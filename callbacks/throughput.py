@@ -25,7 +25,9 @@ class Throughput(Callback):
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not hasattr(pl_module, "tokens"):
-            raise TypeError(f"Throughput needs a module with an attribute `tokens`; add one to {type(pl_module).__name__}")
+            raise TypeError(
+                f"Throughput needs a module with an attribute `tokens`; add one to {type(pl_module).__name__}"
+            )
         self._logged = (pl_module.tokens, self.seconds)  # type: ignore[assignment]
 
     @override

@@ -22,6 +22,7 @@ TRAINER_VERBS = {
 }
 FUNCTION_VERBS = {"export": "turn a training checkpoint into a Hugging Face folder"}
 
+
 def overview() -> str:
     """What ``lit-encoders --help`` prints."""
     verbs = {**TRAINER_VERBS, **FUNCTION_VERBS}

@@ -1,4 +1,4 @@
-"""Lightning's verbs (fit, validate, ...) over the packaged ``base.yaml``, with a run folder that is never overwritten."""
+"""Lightning's verbs (fit, validate, ...) over the packaged ``base.yaml``, in run folders that are never overwritten."""
 
 from __future__ import annotations
 
@@ -52,8 +52,7 @@ class RunFolder(SaveConfigCallback):
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        # Lightning saves here, before data and model have been looked at: a mistake would leave a used folder.
-        type(self).started = False
+        """Save nothing yet: data and model have not been looked at, and a mistake would leave a used folder."""
 
     @override
     def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -170,6 +169,7 @@ def run_trainer(verb: str, arguments: list[str]) -> None:
         raise FileNotFoundError(f"the packaged configuration is missing: {base}")
     _quieten()
     made: list[Path] = []
+    RunFolder.started = False
 
     class CLI(EncoderCLI):
         @override
@@ -191,7 +191,10 @@ def run_trainer(verb: str, arguments: list[str]) -> None:
                 args=[verb, *arguments],
                 parser_kwargs={
                     "exit_on_error": False,
-                    **{name: {"default_config_files": [str(base)], "exit_on_error": False} for name in CLI.subcommands()},
+                    **{
+                        name: {"default_config_files": [str(base)], "exit_on_error": False}
+                        for name in CLI.subcommands()
+                    },
                 },
             )
     except BaseException:

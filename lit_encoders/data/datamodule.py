@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 LOW_FILL = 0.9
+ENOUGH_PACKS = 32
 
 
 def default_cache() -> Path:
@@ -142,7 +143,7 @@ class TextDataModule(LightningDataModule):
         if self.tokenizer_name is None:
             if module is None or not hasattr(module, "tokenizer"):
                 raise ValueError("data.tokenizer must name a tokenizer where the module has no `tokenizer`, got None")
-            return module.tokenizer  # type: ignore[no-any-return]
+            return module.tokenizer  # type: ignore[return-value]
         from lit_encoders.models.vocabulary import load_tokenizer
 
         return load_tokenizer(self.tokenizer_name, "data.tokenizer")
@@ -152,7 +153,10 @@ class TextDataModule(LightningDataModule):
         by_tokenizer = tokenizer_digest(tokenizer)
 
         def folder(*facts: str) -> Path:
-            return self.cache_dir / hashlib.sha256("\n".join([str(FORMAT), by_tokenizer, *facts]).encode()).hexdigest()[:32]
+            return (
+                self.cache_dir
+                / hashlib.sha256("\n".join([str(FORMAT), by_tokenizer, *facts]).encode()).hexdigest()[:32]
+            )
 
         if self.val_source is None:
             both = folder(self.train_source.digest(), repr(self.val_share))
@@ -174,17 +178,14 @@ class TextDataModule(LightningDataModule):
             if folder.exists():
                 continue
             rank_zero_info(f"Tokenising {', '.join(source.files)}")
-            if self.val_source is None:
-                share = self.val_share
-                names: tuple[str, ...] = ("train", "val")
-                split = lambda text: "val" if in_split(text, share) else "train"  # noqa: E731
-            else:
-                names, split = ("train",), lambda text: "train"
-            write_stores(source.documents(), tokenizer, split, names, folder)
+            names = ("train", "val") if self.val_source is None else ("train",)
+            write_stores(source.documents(), tokenizer, self._split, names, folder)
         for name, path in folders.items():
             meta = TokenStore(path).meta
             if meta.num_documents == 0 and (name == "train" or self.val_source is not None):
-                files = ", ".join((self.train_source if name == "train" else self.val_source or self.train_source).files)
+                files = ", ".join(
+                    (self.train_source if name == "train" else self.val_source or self.train_source).files
+                )
                 raise ValueError(f"data.{name} must hold at least one document that is not blank, got none in {files}")
             if meta.num_documents == 0:
                 raise ValueError(
@@ -195,6 +196,10 @@ class TextDataModule(LightningDataModule):
                     f"data.{name}: the string of a special token stands in {meta.num_literal_specials} documents; "
                     "there it is read as ordinary text"
                 )
+
+    def _split(self, text: str) -> str:
+        held_out = self.val_source is None and in_split(text, self.val_share)
+        return "val" if held_out else "train"
 
     def _check_length(self) -> None:
         module = self.trainer.lightning_module if self.trainer is not None else None
@@ -225,10 +230,10 @@ class TextDataModule(LightningDataModule):
             self._report_fill()
 
     def _report_fill(self) -> None:
-        window = self.plans["train"].window(self.position.epoch, self.position.window)
-        fill = sum(int(pack.lengths.sum()) for pack in window[: max(1, len(window) - 1)])
-        fill /= self.slots * max(1, len(window) - 1)
-        if fill < LOW_FILL and len(window) > 1:
+        packs = self.plans["train"].window(0, 0)
+        fill = sum(int(pack.lengths.sum()) for pack in packs) / (self.slots * len(packs))
+        # The last of a few packs is rarely full, whatever the documents.
+        if fill < LOW_FILL and len(packs) >= ENOUGH_PACKS:
             rank_zero_warn(
                 f"packs are {fill:.0%} full: documents do not combine well into {self.slots} slots; "
                 "a larger data.slots wastes less"

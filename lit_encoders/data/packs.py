@@ -11,7 +11,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -166,9 +166,7 @@ class PackPlan:
             pieces = np.array(packs[place])
             pieces = pieces[np.argsort(lengths[pieces], kind="stable")]
             here = Position(epoch, window, number)
-            planned.append(
-                Pack(documents[owners[pieces]], starts[pieces], stops[pieces], lengths[pieces], here, here)
-            )
+            planned.append(Pack(documents[owners[pieces]], starts[pieces], stops[pieces], lengths[pieces], here, here))
         return planned
 
     def num_packs(self, epoch: int) -> int:
@@ -180,9 +178,9 @@ class PackPlan:
         around = len(self.affixes.prefix) + len(self.affixes.suffix)
         return self.store.meta.num_tokens + len(self.store) * around
 
-    def sequence(self, start: Position = Position()) -> Iterator[Pack]:
-        """Yield the packs of all epochs from a place on, without end."""
-        epoch, window, number = start
+    def sequence(self, start: Position | None = None) -> Iterator[Pack]:
+        """Yield the packs of all epochs from a place on (None is the beginning), without end."""
+        epoch, window, number = start or Position()
         while True:
             packs = self.window(epoch, window)
             yield from packs[number:]
@@ -259,7 +257,7 @@ class PackedBatch:
         return int(self.lengths.sum())
 
     def _map(self, device: torch.device | str | None, non_blocking: bool) -> PackedBatch:
-        tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+        tensors: dict[str, Any] = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
         if device is None:
             return replace(self, **{name: value.pin_memory() for name, value in tensors.items()})
         return replace(self, **{name: value.to(device, non_blocking=non_blocking) for name, value in tensors.items()})
@@ -294,7 +292,9 @@ def gather(store: TokenStore, pack: Pack, affixes: Affixes, slots: int, longest:
     suffix = np.array(affixes.suffix, np.int64)
     totals = store.lengths(pack.documents)
     for row, (document, start, stop, total, slot) in enumerate(
-        zip(*(x.tolist() for x in (pack.documents, pack.starts, pack.stops, totals, starts[: len(totals)])), strict=True)
+        zip(
+            *(x.tolist() for x in (pack.documents, pack.starts, pack.stops, totals, starts[: len(totals)])), strict=True
+        )
     ):
         parts = [prefix, store.tokens(document, start, stop)] + ([suffix] if stop == total else [])
         piece = np.concatenate(parts)
@@ -305,9 +305,12 @@ def gather(store: TokenStore, pack: Pack, affixes: Affixes, slots: int, longest:
     position_ids = np.arange(slots) - segment_starts
     shifts = np.zeros(len(lengths), np.int64)
     shifts[: len(totals)] = pack.starts - len(prefix)
-    arrays = (input_ids, position_ids, segment_ids, segment_starts, position_ids + shifts[segment_ids])
     return PackedBatch(
-        *(torch.from_numpy(array) for array in arrays),
+        input_ids=torch.from_numpy(input_ids),
+        position_ids=torch.from_numpy(position_ids),
+        segment_ids=torch.from_numpy(segment_ids),
+        segment_starts=torch.from_numpy(segment_starts),
+        document_positions=torch.from_numpy(position_ids + shifts[segment_ids]),
         segment_lengths=lengths,
         documents=pack.documents,
         eligible_span=spans,

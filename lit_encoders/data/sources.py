@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Literal, cast
+from typing import IO, Literal, cast, get_args
 
 from lit_encoders.data.examples import PREFIX, find_example
 
@@ -46,7 +46,8 @@ class TextSource:
             if name.startswith(PREFIX):
                 paths.append(find_example(name)[1])
                 continue
-            matches = sorted(glob.glob(name, recursive=True)) if glob.has_magic(name) else [name]
+            pattern = glob.has_magic(name) and not Path(name).is_file()
+            matches = sorted(glob.glob(name, recursive=True)) if pattern else [name]
             files = [Path(match) for match in matches if Path(match).is_file()]
             if not files:
                 raise ValueError(f"{self.key} must name files that exist, got {name!r}")
@@ -80,9 +81,14 @@ class TextSource:
                 continue
             single = TextSource((name,), self.text_column, self.sample_by, self.key)
             for path in single.paths():
-                with _open(path) as file:
-                    lines = self._json_lines(path, file) if _kind(path) in _JSON_LINES else self._text(file)
-                    yield from (text for text in lines if text and not text.isspace())
+                yield from (text for text in self._read(path) if text and not text.isspace())
+
+    def _read(self, path: Path) -> Iterator[str]:
+        try:
+            with _open(path) as file:
+                yield from self._json_lines(path, file) if _kind(path) in _JSON_LINES else self._text(file)
+        except (UnicodeDecodeError, EOFError, OSError) as error:
+            raise ValueError(f"{self.key} must be readable as UTF-8 text, got '{path}' ({error})") from error
 
     def _json_lines(self, path: Path, file: IO[str]) -> Iterator[str]:
         for number, line in enumerate(file, start=1):
@@ -91,7 +97,9 @@ class TextSource:
             try:
                 record = json.loads(line)
             except json.JSONDecodeError as error:
-                raise ValueError(f"{self.key}: line {number} of '{path}' must be JSON, got {line.strip()[:60]!r} ({error.msg})") from None
+                raise ValueError(
+                    f"{self.key}: line {number} of '{path}' must be JSON, got {line.strip()[:60]!r} ({error.msg})"
+                ) from None
             if not isinstance(record, dict) or self.text_column not in record:
                 columns = ", ".join(record) if isinstance(record, dict) else type(record).__name__
                 raise ValueError(
@@ -101,7 +109,8 @@ class TextSource:
             text = record[self.text_column]
             if not isinstance(text, str):
                 raise ValueError(
-                    f"{self.key}: column {self.text_column!r} in line {number} of '{path}' must be text, got {text!r:.60}"
+                    f"{self.key}: column {self.text_column!r} in line {number} of '{path}' must be text, "
+                    f"got {text!r:.60}"
                 )
             yield text
 
@@ -121,10 +130,10 @@ class TextSource:
             yield "".join(paragraph)
 
 
-def as_source(
-    files: str | Sequence[str], text_column: str, sample_by: SampleBy, key: str
-) -> TextSource:
+def as_source(files: str | Sequence[str], text_column: str, sample_by: SampleBy, key: str) -> TextSource:
     """Make a source of one name or several."""
+    if sample_by not in get_args(SampleBy):
+        raise ValueError(f"data.sample_by must be one of {', '.join(get_args(SampleBy))}, got {sample_by!r}")
     names = (files,) if isinstance(files, str) else tuple(files)
     return TextSource(names, text_column, sample_by, key)
 
@@ -145,5 +154,6 @@ def _kind(path: Path) -> str:
 
 def _open(path: Path) -> IO[str]:
     if path.suffix == ".gz":
-        return cast(IO[str], gzip.open(path, "rt", encoding="utf-8"))
-    return path.open(encoding="utf-8")
+        return cast(IO[str], gzip.open(path, "rt", encoding="utf-8-sig"))
+    # "-sig": a byte order mark is no part of the first document.
+    return path.open(encoding="utf-8-sig")

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import shutil
-import tempfile
+import uuid
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from itertools import islice
@@ -131,10 +131,12 @@ class _Writer:
     def __init__(self, folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
         folder.mkdir()
         self.folder = folder
-        self.dtype = np.dtype(np.uint16 if len(tokenizer) <= 1 << 16 else np.uint32)
+        # A vocabulary may have gaps: its size is not its length.
+        size = 1 + max([*tokenizer.get_vocab().values(), *tokenizer.all_special_ids])
+        self.dtype = np.dtype(np.uint16 if size <= 1 << 16 else np.uint32)
         self.files = {name: (folder / f"{name}.bin").open("wb") for name in ("tokens", "offsets", "eligible")}
         self.files["offsets"].write(np.zeros(1, np.int64).tobytes())
-        self.special = np.zeros(max(len(tokenizer), max(tokenizer.all_special_ids, default=0) + 1), bool)
+        self.special = np.zeros(size, bool)
         self.special[tokenizer.all_special_ids] = True
         self.special_strings = tokenizer.all_special_tokens
         self.counts = dict.fromkeys(("documents", "tokens", "eligible", "characters", "literal_specials"), 0)
@@ -154,13 +156,15 @@ class _Writer:
         self.counts["characters"] += sum(map(len, texts))
         self.counts["literal_specials"] += sum(any(s in text for s in self.special_strings) for text in texts)
 
-    def close(self) -> StoreMeta:
+    def close(self) -> None:
         for file in self.files.values():
             file.close()
+
+    def finish(self) -> None:
+        self.close()
         counts = {f"num_{name}": count for name, count in self.counts.items()}
         meta = StoreMeta(**counts, special_ids=np.flatnonzero(self.special).tolist(), dtype=self.dtype.name)
         (self.folder / "meta.json").write_text(json.dumps(asdict(meta)))
-        return meta
 
 
 def write_stores(
@@ -183,7 +187,10 @@ def write_stores(
         folder: where they will stand; appears only when all are whole.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
-    beside = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    # Not mkdtemp: others who share the cache must be able to read the store.
+    beside = folder.with_name(f".{folder.name}-{uuid.uuid4().hex}")
+    beside.mkdir()
+    writers: dict[str, _Writer] = {}
     try:
         writers = {name: _Writer(beside / name, tokenizer) for name in names}
         for batch in _batches(texts):
@@ -199,7 +206,7 @@ def write_stores(
             for name, (kept_texts, kept_ids) in rows.items():
                 writers[name].add(kept_texts, kept_ids)
         for writer in writers.values():
-            writer.close()
+            writer.finish()
         try:
             os.replace(beside, folder)
         except OSError:
@@ -207,6 +214,8 @@ def write_stores(
             if not folder.exists():
                 raise
     finally:
+        for writer in writers.values():
+            writer.close()
         shutil.rmtree(beside, ignore_errors=True)
 
 

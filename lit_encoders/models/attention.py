@@ -65,9 +65,7 @@ class _Call:
 
 
 def _attend_full(q: Tensor, k: Tensor, v: Tensor, call: _Call) -> Tensor:
-    return F.scaled_dot_product_attention(
-        q, k, v, dropout_p=call.dropout, is_causal=call.causal, scale=call.scale
-    )
+    return F.scaled_dot_product_attention(q, k, v, dropout_p=call.dropout, is_causal=call.causal, scale=call.scale)
 
 
 def _window_mask(block: int, num_blocks: int, length: int, call: _Call, device: torch.device) -> Tensor:
@@ -110,8 +108,8 @@ def _attend_window(q: Tensor, k: Tensor, v: Tensor, call: _Call) -> Tensor:
     out = F.scaled_dot_product_attention(
         blocks, spans(k), spans(v), attn_mask=mask, dropout_p=call.dropout, scale=call.scale
     )
-    out = out.unflatten(0, (num, num_blocks)).transpose(1, 2).reshape(num, heads, -1, q.shape[-1])
-    return out[:, :, :length]
+    joined: Tensor = out.unflatten(0, (num, num_blocks)).transpose(1, 2).reshape(num, heads, -1, q.shape[-1])
+    return joined[:, :, :length]
 
 
 def _by_groups(q: Tensor, k: Tensor, v: Tensor, layout: PackLayout, call: _Call) -> Tensor:
@@ -127,9 +125,9 @@ def _by_groups(q: Tensor, k: Tensor, v: Tensor, layout: PackLayout, call: _Call)
     # `split` costs one concatenation in the backward; a slice per group would cost a zero-filled gradient each.
     pieces = zip(layout.groups, *(x.split(layout.sizes, dim=1) for x in (q, k, v)), strict=True)
     for (length, count), *group in pieces:
-        batch = [x.unflatten(1, (count, length)).transpose(0, 1) for x in group]
+        queries, keys, values = (x.unflatten(1, (count, length)).transpose(0, 1) for x in group)
         attend = _attend_full if call.window is None or length <= call.window else _attend_window
-        out = attend(*batch, call)  # (count, H, length, D)
+        out = attend(queries, keys, values, call)  # (count, H, length, D)
         outputs.append(out.transpose(1, 2).flatten(0, 1))
     return torch.cat(outputs)
 
@@ -153,6 +151,7 @@ def _varlen(q: Tensor, k: Tensor, v: Tensor, layout: PackLayout, call: _Call) ->
         raise ValueError("model.attention: 'varlen' has no attention dropout; choose 'flash_attn' or 'sdpa'")
     q, k, v = (x.transpose(0, 1).contiguous() for x in (q, k, v))
     bounds, longest = layout.boundaries, layout.max_length
+    assert bounds is not None
     out = varlen_attn(
         q,
         k,

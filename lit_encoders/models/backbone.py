@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -55,6 +56,7 @@ def load_config(source: str | Mapping[str, Any]) -> PretrainedConfig:
         ValueError: no such model, or one that is no masked or causal LM, or an architecture that cannot be packed.
     """
     from transformers import AutoConfig
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES  # type: ignore[attr-defined]
     from transformers.models.auto.modeling_auto import (
         MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
         MODEL_FOR_MASKED_LM_MAPPING_NAMES,
@@ -73,10 +75,15 @@ def load_config(source: str | Mapping[str, Any]) -> PretrainedConfig:
         model_type = settings.pop("model_type", None)
         if not isinstance(model_type, str):
             raise ValueError(f"model.backbone given as a mapping must have a model_type, got keys {sorted(source)}")
+        if model_type not in CONFIG_MAPPING_NAMES:
+            raise ValueError(f"model.backbone.model_type is unknown to transformers, got {model_type!r}")
         try:
             config = AutoConfig.for_model(model_type, **settings)
-        except ValueError as error:
-            raise ValueError(f"model.backbone.model_type is unknown to transformers, got {model_type!r}") from error
+        except Exception as error:  # Each configuration class checks its settings with errors of its own.
+            reason = " ".join(str(error).split())
+            raise ValueError(
+                f"model.backbone must be settings that model type {model_type!r} knows, got {settings} ({reason:.200})"
+            ) from error
     known = set(MODEL_FOR_MASKED_LM_MAPPING_NAMES) | set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
     if config.model_type not in known:
         raise ValueError(f"model.backbone must be a masked or causal LM, got model type {config.model_type!r}")
@@ -86,7 +93,7 @@ def load_config(source: str | Mapping[str, Any]) -> PretrainedConfig:
             f"model.backbone must be an architecture whose documents can be packed ({supported}), "
             f"got {config.model_type!r}"
         )
-    return config
+    return config  # type: ignore[no-any-return]
 
 
 def max_positions(config: PretrainedConfig) -> int | None:
@@ -122,7 +129,8 @@ def load_language_model(
     register_packed_attention()
     masked = config.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES
     auto: Any = AutoModelForMaskedLM if masked else AutoModelForCausalLM
-    settings = {"config": config, "dtype": dtype, "attn_implementation": ATTENTION_NAME}
+    # A copy: transformers writes the attention into the configuration, and two models may come from one.
+    settings = {"config": copy.deepcopy(config), "dtype": dtype, "attn_implementation": ATTENTION_NAME}
     if isinstance(source, str):
         with _quiet_loading():
             model, report = auto.from_pretrained(source, output_loading_info=True, **settings)
@@ -130,7 +138,7 @@ def load_language_model(
             names = ", ".join(sorted(report["missing_keys"]))
             rank_zero_info(f"new weights, since {source} has none: {names}")
     else:
-        model = auto.from_config(**settings)
+        model = auto.from_config(settings.pop("config"), **settings)
     # Loading leaves a model in eval mode; a module under training is in training mode, dropout included.
     return model.train()  # type: ignore[no-any-return]
 
@@ -172,7 +180,7 @@ class Backbone(nn.Module):
     @property
     def decoder(self) -> nn.Linear:
         """The output embeddings: from the head's output to logits."""
-        return self.model.get_output_embeddings()  # type: ignore[return-value]
+        return self.model.get_output_embeddings()  # type: ignore[no-any-return]
 
     @property
     def layers(self) -> nn.ModuleList:
@@ -193,9 +201,7 @@ class Backbone(nn.Module):
             The last hidden states, (T, D).
         """
         encoder: Any = self.model.base_model
-        output = encoder(
-            input_ids[None], position_ids=(position_ids + self._first_position)[None], packing=packing
-        )
+        output = encoder(input_ids[None], position_ids=(position_ids + self._first_position)[None], packing=packing)
         return output.last_hidden_state[0]  # type: ignore[no-any-return]
 
     def transform(self, hidden: Tensor) -> Tensor:
@@ -238,4 +244,7 @@ class Backbone(nn.Module):
 
     def use_activation_checkpointing(self) -> None:
         """Keep only each block's input for the backward pass and compute the rest again."""
-        self.model.gradient_checkpointing_enable({"use_reentrant": False})
+        # Renamed after transformers 5.17.
+        name = "activation_checkpointing_enable"
+        enable = getattr(self.model, name, None) or self.model.gradient_checkpointing_enable
+        enable({"use_reentrant": False})

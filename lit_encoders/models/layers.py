@@ -6,7 +6,7 @@ from torch import nn
 
 
 def find_layers(module: nn.Module, layers_path: str | None = None) -> tuple[str, nn.ModuleList]:
-    """Find the stack of blocks: the longest ``ModuleList`` of like blocks that hold parameters.
+    """Find the stack of blocks: the longest ``ModuleList`` of like blocks that hold trainable parameters.
 
     Args:
         module: any module, such as a LightningModule or a Hugging Face model.
@@ -32,6 +32,9 @@ def find_layers(module: nn.Module, layers_path: str | None = None) -> tuple[str,
         if layers_path not in stacks:
             raise ValueError(f"layers_path must name a list of like blocks ({', '.join(stacks)}), got {layers_path!r}")
         return layers_path, stacks[layers_path]
+    # A frozen stack (a teacher's, say) is no rival of one that trains.
+    trainable = {n: s for n, s in stacks.items() if any(p.requires_grad for p in s.parameters())}
+    stacks = trainable or stacks
     # A list inside a block of another list (experts, say) is no rival of the stack that holds it.
     outer = {
         name: stack
@@ -39,7 +42,9 @@ def find_layers(module: nn.Module, layers_path: str | None = None) -> tuple[str,
         if not any(name != other and name.startswith(f"{other}.") for other in stacks)
     }
     if not outer:
-        raise ValueError(f"layers: {type(module).__name__} has no ModuleList of like blocks; name one with layers_path=")
+        raise ValueError(
+            f"layers: {type(module).__name__} has no ModuleList of like blocks; name one with layers_path="
+        )
     ranked = sorted(outer, key=lambda name: len(outer[name]), reverse=True)
     if len(ranked) > 1 and 2 * len(outer[ranked[1]]) >= len(outer[ranked[0]]):
         lengths = ", ".join(f"{name} ({len(outer[name])})" for name in ranked[:2])

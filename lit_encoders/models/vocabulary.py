@@ -81,7 +81,8 @@ def mask_vocabulary(
     if mask_token_id is None:
         return None
     special = torch.zeros(vocab_size, dtype=torch.bool)
-    special[[*tokenizer.all_special_ids, mask_token_id]] = True
+    special[tokenizer.all_special_ids] = True
     known = torch.zeros(vocab_size, dtype=torch.bool)
     known[list(tokenizer.get_vocab().values())] = True
+    known[mask_token_id] = False
     return MaskVocabulary(special, (known & ~special).nonzero()[:, 0], mask_token_id)

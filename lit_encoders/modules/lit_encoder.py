@@ -265,9 +265,7 @@ class LitEncoder(LightningModule):
     def configure_callbacks(self) -> list[Callback]:
         # Lightning's first hook: an attention that cannot run here is refused before any data is read.
         device = self.trainer.strategy.root_device.type
-        self._backend = choose_backend(
-            self.attention, device, self._compute_dtype(), attention_dropout(self.config)
-        )
+        self._backend = choose_backend(self.attention, device, self._compute_dtype(), attention_dropout(self.config))
         if self.attention == "auto":
             rank_zero_info(f"attention: {self._backend}")
         return []
@@ -407,7 +405,7 @@ class LitEncoder(LightningModule):
     def _log_window(self, learning_rate: float) -> None:
         """Log what the micro-batches of a step added up to, over all ranks, and start anew."""
         window, self._window = self._window, _Window()
-        logs = self.trainer.global_step % self.trainer.log_every_n_steps == 0
+        logs = self.trainer.global_step % self.trainer.log_every_n_steps == 0  # type: ignore[attr-defined]
         if self.trainer.world_size > 1 and not logs:
             return  # Reducing over ranks what nobody would see costs time.
         losses: dict[str, Tensor] = {}
@@ -442,7 +440,9 @@ class LitEncoder(LightningModule):
     @override
     def on_validation_epoch_start(self) -> None:
         objectives: list[Objective] = ["clm"] if self.mask_vocabulary is None else ["mlm", "clm"]
-        self._val_losses = {name: MeanMetric().set_dtype(torch.float64).to(self.device) for name in objectives}
+        self._val_losses = {name: MeanMetric().to(self.device) for name in objectives}
+        for metric in self._val_losses.values():
+            metric.set_dtype(torch.float64)
 
     @override
     def validation_step(self, batch: PackedBatch, batch_idx: int) -> None:

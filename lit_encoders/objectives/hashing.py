@@ -99,8 +99,7 @@ def uniform(keys: UInt64Array) -> npt.NDArray[np.float64]:
     >>> bool((uniform(np.arange(9, dtype=np.uint64)) < 1).all())
     True
     """
-    draws: npt.NDArray[np.float64] = (mix(keys + np.uint64(GOLDEN)) >> np.uint64(11)) * 2.0**-53
-    return draws
+    return (mix(keys + np.uint64(GOLDEN)) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def token_hashes(keys: Tensor, positions: Tensor) -> Tensor:
@@ -138,6 +137,7 @@ def permute(indices: npt.NDArray[np.int64], size: int, key: int) -> npt.NDArray[
 
     A Feistel network of 8 rounds on the smallest even number of bits that holds ``size`` (4 rounds are biased for
     small sets), walked along its cycles until the value is below ``size``. Cost is that of the indices asked for.
+    On 4 bits and more such a network is an even permutation: places are uniform, but not every order can occur.
 
     Args:
         indices: places asked for, each in [0, size), shape (N,).

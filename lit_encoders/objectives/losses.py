@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.function import FunctionCtx
 
 CHUNK_ROWS = 512
 
@@ -17,7 +16,7 @@ class _ChunkedCrossEntropy(Function):
 
     @staticmethod
     def forward(
-        ctx: FunctionCtx,
+        ctx: Any,
         hidden: Tensor,
         weight: Tensor,
         bias: Tensor | None,
@@ -29,7 +28,7 @@ class _ChunkedCrossEntropy(Function):
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
         # Sums are taken in float32 at least, whatever the matrix products run in.
         wide = torch.promote_types(dtype, torch.float32)
-        need_hidden, need_weight, need_bias = ctx.needs_input_grad[:3]  # type: ignore[attr-defined]
+        need_hidden, need_weight, need_bias = ctx.needs_input_grad[:3]
 
         with torch.autocast(device, enabled=False):
             weight_, bias_ = weight.to(dtype), None if bias is None else bias.to(dtype)
@@ -62,7 +61,7 @@ class _ChunkedCrossEntropy(Function):
                         weight_grad += logits_grad.T @ x
 
         ctx.save_for_backward(hidden_grad, weight_grad, bias_grad)
-        ctx.dtypes = (weight.dtype, None if bias is None else bias.dtype)  # type: ignore[attr-defined]
+        ctx.dtypes = (weight.dtype, None if bias is None else bias.dtype)
         ctx.mark_non_differentiable(row_losses)
         total = row_losses.sum() if row_weights is None else (row_losses * row_weights).sum()
         return total, row_losses
@@ -100,8 +99,8 @@ def chunked_cross_entropy(
         chunk_rows: targets taken at a time.
 
     Returns:
-        The (weighted) sum in nats, a scalar with gradients to ``hidden``, ``weight`` and ``bias``; and each target's own
-        loss in nats, (K,), without gradients. Both at least float32. No target gives 0 and zero gradients.
+        The (weighted) sum in nats, a scalar with gradients to ``hidden``, ``weight`` and ``bias``; and each target's
+        own loss in nats, (K,), without gradients. Both at least float32. No target gives 0 and zero gradients.
 
     >>> total, rows = chunked_cross_entropy(torch.zeros(3, 2), torch.zeros(4, 2), None, torch.tensor([0, 1, 3]))
     >>> round(total.item(), 4), rows.shape

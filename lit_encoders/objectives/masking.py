@@ -58,10 +58,12 @@ def count_targets(eligible_span: IntArray, ratio: float, rounding: npt.NDArray[n
     >>> count_targets(np.array([[0, 5], [5, 10]]), 0.5, np.array([0.9, 0.9]))
     array([3, 2])
     """
-    # Products such as 0.15 * 20 lie a hair below the integer they mean: the last bits are rounded away first.
+    # Products such as 0.29 * 100 lie a hair below the integer they mean: the last bits are rounded away first.
     through = np.floor(np.round(ratio * eligible_span[:, 1], 9) + rounding)
     before = np.floor(np.round(ratio * eligible_span[:, 0], 9) + rounding)
-    return (through - before).astype(np.int64)
+    # In float64, 100 + (1 - 2^-53) is 101.
+    counts: IntArray = np.minimum(through - before, eligible_span[:, 1] - eligible_span[:, 0]).astype(np.int64)
+    return counts
 
 
 def rank_in_segment(hashes: Tensor, eligible: Tensor, segment_ids: Tensor, segment_starts: Tensor) -> Tensor:

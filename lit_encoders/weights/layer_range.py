@@ -23,7 +23,7 @@ def parse_range(text: str) -> slice:
     (slice(9, 28, None), slice(-6, None, None))
     """
     if isinstance(text, int):
-        raise TypeError(f"layers must be text in quotes, such as \"9:28\" (YAML reads 9:28 as a number), got {text}")
+        raise TypeError(f'layers must be text in quotes, such as "9:28" (YAML reads 9:28 as a number), got {text}')
     found = _SLICE.match(text)
     if not found:
         raise ValueError(f"layers must be like '0:8', '-6:', 'all' or 'embeddings', got {text!r}")
@@ -53,7 +53,7 @@ def select_parameters(
     named = dict(module.named_parameters())
     for text in ranges:
         if text == "embeddings":
-            found = _embedding_names(module, path)
+            found = _embedding_names(module, path, named)
         else:
             places = range(len(layers)) if text == "all" else range(len(layers))[parse_range(text)]
             prefixes = tuple(f"{path}.{place}." for place in places)
@@ -64,11 +64,16 @@ def select_parameters(
     return chosen
 
 
-def _embedding_names(module: nn.Module, layers_path: str) -> list[str]:
-    """Parameters of the modules that hold embedding tables, outside the layers."""
-    homes = {
-        name.rpartition(".")[0]
-        for name, child in module.named_modules()
-        if isinstance(child, nn.Embedding) and not name.startswith(f"{layers_path}.")
-    }
-    return [name for name, _ in module.named_parameters() if any(name.startswith(f"{home}.") for home in homes if home)]
+def _embedding_names(module: nn.Module, layers_path: str, named: dict[str, nn.Parameter]) -> list[str]:
+    """Parameters of the embedding tables outside the layers, and of what stands beside them (norms, projections)."""
+    modules = dict(module.named_modules())
+    wanted: set[int] = set()
+    for name, child in modules.items():
+        if not isinstance(child, nn.Embedding) or name.startswith(f"{layers_path}."):
+            continue
+        parent = name.rpartition(".")[0]
+        # Where the tables stand right beside the layers, their parent is the whole model.
+        alone = not parent or layers_path == parent or layers_path.startswith(f"{parent}.")
+        wanted |= {id(parameter) for parameter in (child if alone else modules[parent]).parameters()}
+    # By identity: a tied table may be listed under its decoder's name.
+    return [name for name, parameter in named.items() if id(parameter) in wanted]

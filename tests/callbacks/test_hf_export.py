@@ -76,7 +76,7 @@ def test_the_export_has_the_loss_that_the_run_logged(
     assert f"{expected:.4f} nats" in card
     assert "`decay`: mlm, 2 optimizer steps" in card
     assert "`decay`" not in (folder / "detour" / "README.md").read_text()
-    assert not [path for path in folder.rglob(".*")]
+    assert not list(folder.rglob(".*"))
 
 
 def test_the_summary_has_a_row_per_phase(
@@ -164,9 +164,7 @@ def test_exports_that_cannot_be(bert_folder: Path, tmp_path: Path) -> None:
         export_checkpoint(tmp_path / "other.ckpt", tmp_path)
 
 
-def test_callbacks_refuse_what_they_cannot_do(
-    bert_folder: Path, text_file: Path, make_trainer: MakeTrainer
-) -> None:
+def test_callbacks_refuse_what_they_cannot_do(bert_folder: Path, text_file: Path, make_trainer: MakeTrainer) -> None:
     class Plain(LightningModule):
         def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
             raise AssertionError

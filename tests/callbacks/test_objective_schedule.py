@@ -223,7 +223,7 @@ def test_limits_that_contradict_the_schedule(
 
 def test_a_scheduler_beside_a_schedule(bert_folder: Path, data: TextDataModule, make_trainer: MakeTrainer) -> None:
     module = LitMLM(str(bert_folder), lr_scheduler=torch.optim.lr_scheduler.ConstantLR)
-    with pytest.raises(ValueError, match="model.lr_scheduler must be unset beside a schedule"):
+    with pytest.raises(ValueError, match=r"model\.lr_scheduler must be unset beside a schedule"):
         make_trainer(callbacks=[CLMDetour(steps=100)]).fit(module, data)
 
 

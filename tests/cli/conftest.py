@@ -36,9 +36,7 @@ def recipe(bert_folder: Path, text_file: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Run:
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     """Run a command in an empty folder; give exit code, standard output and standard error."""
     folder = tmp_path / "here"
     folder.mkdir()

@@ -24,9 +24,15 @@ def files(tmp_path: Path) -> Path:
 
 
 CASES: dict[str, tuple[list[str], str]] = {
-    "missing file": (["--data.train={files}/none.txt"], "data.train must name files that exist, got '{files}/none.txt'"),
+    "missing file": (
+        ["--data.train={files}/none.txt"],
+        "data.train must name files that exist, got '{files}/none.txt'",
+    ),
     "unknown kind of file": (["--data.train={files}/vit/config.yaml"], "data.train must name files that exist"),
-    "empty corpus": (["--data.train={files}/empty.txt"], "data.train must hold at least one document that is not blank"),
+    "empty corpus": (
+        ["--data.train={files}/empty.txt"],
+        "data.train must hold at least one document that is not blank",
+    ),
     "broken json line": (["--data.train={files}/broken.jsonl"], "line 2 of '{files}/broken.jsonl' must be JSON"),
     "missing column": (["--data.train={files}/column.jsonl"], "must have the column 'text'"),
     "not a text": (["--data.train={files}/number.jsonl"], "must be text, got 7"),
@@ -57,9 +63,7 @@ CASES: dict[str, tuple[list[str], str]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_one_line_before_training(
-    run: Any, recipe: Path, files: Path, bert_folder: Path, case: str
-) -> None:
+def test_one_line_before_training(run: Any, recipe: Path, files: Path, bert_folder: Path, case: str) -> None:
     if "{files}/tokenizer" in CASES[case][0][0]:
         _other_tokenizer(bert_folder, files / "tokenizer")
     flags, message = ([text.format(files=files) for text in part] for part in (CASES[case][0], [CASES[case][1]]))
@@ -87,7 +91,10 @@ def _other_tokenizer(bert_folder: Path, folder: Path) -> None:
     ("arguments", "message"),
     [
         (["fti"], "got 'fti'; fit?"),
-        (["export", "--checkpoint=none.ckpt", "--output=out"], "checkpoint must be a file that exists, got 'none.ckpt'"),
+        (
+            ["export", "--checkpoint=none.ckpt", "--output=out"],
+            "checkpoint must be a file that exists, got 'none.ckpt'",
+        ),
         (["export", "--checkpoint=none.ckpt"], "output"),
     ],
 )

@@ -26,7 +26,9 @@ def test_fit_fills_a_run_folder_and_a_second_start_is_refused(run, recipe: Path)
     before = {path: path.stat().st_mtime_ns for path in root.rglob("*") if path.is_file()}
     code, _, err = run("fit", "--config", recipe)
     assert code == 2
-    assert err.splitlines()[-1].startswith("lit-encoders: error: trainer.default_root_dir must be a folder without a run")
+    assert err.splitlines()[-1].startswith(
+        "lit-encoders: error: trainer.default_root_dir must be a folder without a run"
+    )
     assert {path: path.stat().st_mtime_ns for path in root.rglob("*") if path.is_file()} == before
 
 
@@ -72,7 +74,12 @@ def test_export_of_a_checkpoint(run, recipe: Path) -> None:  # type: ignore[no-u
 
 
 def test_validate_every_counts_optimizer_steps(run, recipe: Path) -> None:  # type: ignore[no-untyped-def]
-    flags = ["--validate_every=2", "--trainer.accumulate_grad_batches=2", "--schedule.steps=6", "--schedule.decay_share=0"]
+    flags = [
+        "--validate_every=2",
+        "--trainer.accumulate_grad_batches=2",
+        "--schedule.steps=6",
+        "--schedule.decay_share=0",
+    ]
     assert run("fit", "--config", recipe, *flags)[0] == 0
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

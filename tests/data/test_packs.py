@@ -277,9 +277,7 @@ def test_batch_lays_out_pieces_and_padding(store: TokenStore, around: Affixes) -
         assert batch.position_ids.tolist() == [place for length in segments for place in range(length)]
         assert batch.segment_ids.tolist() == [n for n, length in enumerate(segments) for _ in range(length)]
         starts = np.cumsum([0, *segments[:-1]]).tolist()
-        assert batch.segment_starts.tolist() == [
-            s for s, n in zip(starts, segments, strict=True) for _ in range(n)
-        ]
+        assert batch.segment_starts.tolist() == [s for s, n in zip(starts, segments, strict=True) for _ in range(n)]
         assert batch.documents.tolist() == pack.documents.tolist()
         assert (batch.here, batch.after) == (pack.here, pack.after)
 
@@ -305,9 +303,7 @@ def test_document_positions_go_on_across_pieces(store: TokenStore) -> None:
 def test_eligible_span_counts_without_special_ids_across_pieces(make_store: Make, tokenizer: Any) -> None:
     """An unknown word is a special id: the host has to know without looking on the device."""
     texts = [
-        " ".join(
-            "strange" if place % (document + 2) == 0 else f"w{place % 90}" for place in range(70 + document)
-        )
+        " ".join("strange" if place % (document + 2) == 0 else f"w{place % 90}" for place in range(70 + document))
         for document in range(6)
     ] + ["w1 w2 w3", "strange", " ".join(["strange"] * 50), "w1 strange " * 25]
     store = make_store(texts)

@@ -56,9 +56,7 @@ def test_last_line_needs_no_end_and_windows_ends_are_ends(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.ndjson", "a.jsonl.gz"])
 def test_json_lines_give_their_column(tmp_path: Path, name: str) -> None:
-    text = (
-        json_lines({"text": "één\nline two", "id": 1}) + "\n  \n" + json_lines({"text": " "}, {"text": "two"})
-    )
+    text = json_lines({"text": "één\nline two", "id": 1}) + "\n  \n" + json_lines({"text": " "}, {"text": "two"})
     assert read(write(tmp_path / name, text)) == ["één\nline two", "two"]
     text = json_lines({"body": "three", "text": "no"})
     assert read(write(tmp_path / name, text), text_column="body") == ["three"]
@@ -78,9 +76,7 @@ def test_json_lines_give_their_column(tmp_path: Path, name: str) -> None:
         ('{"text": null}', r"column 'text' in line 4 of .* must be text, got None"),
     ],
 )
-def test_wrong_line_of_json_is_named_by_its_number(
-    tmp_path: Path, name: str, line: str, message: str
-) -> None:
+def test_wrong_line_of_json_is_named_by_its_number(tmp_path: Path, name: str, line: str, message: str) -> None:
     """Blank lines count, so that an editor finds the place."""
     path = write(tmp_path / name, json_lines({"text": "a"}, {"text": "b"}) + "\n" + line + "\n")
     documents = TextSource((path,), key="data.val").documents()

@@ -108,9 +108,7 @@ def test_no_document_at_all_is_an_empty_store(make_store: Make) -> None:
 
 def test_each_text_goes_to_the_store_its_split_names(tmp_path: Path, tokenizer: Any) -> None:
     texts = [f"w{n}" for n in range(10)]
-    write_stores(
-        texts, tokenizer, lambda text: "odd" if int(text[1:]) % 2 else "even", ("even", "odd"), tmp_path / "s"
-    )
+    write_stores(texts, tokenizer, lambda text: "odd" if int(text[1:]) % 2 else "even", ("even", "odd"), tmp_path / "s")
     assert everything(TokenStore(tmp_path / "s" / "odd")) == [[5 + n] for n in (1, 3, 5, 7, 9)]
     assert everything(TokenStore(tmp_path / "s" / "even")) == [[5 + n] for n in (0, 2, 4, 6, 8)]
 

@@ -57,9 +57,7 @@ def sides(window: int | None, causal: bool) -> tuple[int, int]:
     return reach, 0 if causal else reach
 
 
-def attend(
-    q: Tensor, k: Tensor, v: Tensor, backend: Any = "sdpa", causal: bool = False, **options: Any
-) -> Tensor:
+def attend(q: Tensor, k: Tensor, v: Tensor, backend: Any = "sdpa", causal: bool = False, **options: Any) -> Tensor:
     layout = PackLayout(np.array(LENGTHS), causal=causal, backend=backend)
     out, weights = packed_attention(LAYER, q, k, v, None, packing=layout, **options)
     assert weights is None
@@ -70,9 +68,7 @@ def attend(
 @WINDOWS
 @pytest.mark.parametrize("scaling", [None, 0.3])
 @pytest.mark.parametrize("key_heads", [HEADS, 2, 1])
-def test_sdpa_equals_dense_attention(
-    causal: bool, window: int | None, scaling: float | None, key_heads: int
-) -> None:
+def test_sdpa_equals_dense_attention(causal: bool, window: int | None, scaling: float | None, key_heads: int) -> None:
     ours, theirs = states(key_heads), states(key_heads)
     out = attend(*ours, causal=causal, scaling=scaling, sliding_window=window)
     expected = dense(*(x[0] for x in theirs), visible(boundaries(), *sides(window, causal)), scaling)[None]
@@ -97,9 +93,7 @@ def test_c08_window_of_long_documents_is_exact_for_every_length(causal: bool) ->
 
 
 @DIRECTIONS
-def test_window_layers_never_make_a_square_of_the_length(
-    causal: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_window_layers_never_make_a_square_of_the_length(causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Linear in the length: the masks hold blocks x block x span bits."""
     real, sizes = torch.nn.functional.scaled_dot_product_attention, []
 
@@ -110,9 +104,7 @@ def test_window_layers_never_make_a_square_of_the_length(
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", record)
     for length in (1000, 2000):
         q = torch.randn(1, 1, length, 4)
-        packed_attention(
-            LAYER, q, q, q, None, packing=PackLayout(np.array([length]), causal=causal), sliding_window=9
-        )
+        packed_attention(LAYER, q, q, q, None, packing=PackLayout(np.array([length]), causal=causal), sliding_window=9)
     assert sizes[1] / sizes[0] == pytest.approx(2, rel=0.05)
     assert sizes[1] < 2000 * 40
 
@@ -134,9 +126,7 @@ def test_dropout_is_unbiased_and_drops(causal: bool, window: int | None) -> None
     assert out.mean().item() == pytest.approx(1, abs=0.1)
     assert out.std() > 0.1
     torch.manual_seed(0)
-    assert torch.equal(
-        out, attend(q, k, torch.ones_like(v), causal=causal, dropout=0.5, sliding_window=window)
-    )
+    assert torch.equal(out, attend(q, k, torch.ones_like(v), causal=causal, dropout=0.5, sliding_window=window))
 
 
 def test_attention_mask_is_refused() -> None:
@@ -233,9 +223,7 @@ def test_varlen_equals_sdpa(varlen_calls: Calls, window: int | None, causal: boo
 
 @CASES
 @pytest.mark.parametrize("key_heads", [HEADS, 2])
-def test_flash_attn_equals_sdpa(
-    flash_attn_calls: Calls, window: int | None, causal: bool, key_heads: int
-) -> None:
+def test_flash_attn_equals_sdpa(flash_attn_calls: Calls, window: int | None, causal: bool, key_heads: int) -> None:
     q, k, v = states(key_heads)
     options = {"causal": causal, "sliding_window": window, "scaling": 0.3}
     out, expected = attend(q, k, v, backend="flash_attn", **options), attend(q, k, v, **options)
@@ -254,9 +242,7 @@ def test_flash_attn_equals_sdpa(
     assert call["max_seqlen_q"] == call["max_seqlen_k"] == 40
 
 
-def test_dropout_reaches_flash_attn_and_is_refused_by_varlen(
-    varlen_calls: Calls, flash_attn_calls: Calls
-) -> None:
+def test_dropout_reaches_flash_attn_and_is_refused_by_varlen(varlen_calls: Calls, flash_attn_calls: Calls) -> None:
     attend(*states(), backend="flash_attn", dropout=0.1)
     assert flash_attn_calls[0]["dropout_p"] == 0.1
     with pytest.raises(ValueError, match="'varlen' has no attention dropout"):
@@ -269,9 +255,7 @@ def test_dropout_reaches_flash_attn_and_is_refused_by_varlen(
 
 @pytest.mark.parametrize("requested", ["varlen", "flash_attn"])
 def test_b04_explicit_kernel_on_a_cpu_is_an_error(requested: Any) -> None:
-    with pytest.raises(
-        ValueError, match=rf"model\.attention: '{requested}' is not available: it needs a CUDA device"
-    ):
+    with pytest.raises(ValueError, match=rf"model\.attention: '{requested}' is not available: it needs a CUDA device"):
         choose_backend(requested, "cpu", torch.bfloat16)
 
 

@@ -32,9 +32,7 @@ def encode(backbone: Backbone, texts: Sequence[Tensor], causal: bool) -> Tensor:
     """Logits (T, V) of documents in one pack."""
     lengths = np.array([len(text) for text in texts])
     positions = torch.cat([torch.arange(length) for length in lengths.tolist()])
-    return backbone.logits(
-        backbone.encode(torch.cat(list(texts)), positions, PackLayout(lengths, causal=causal))
-    )
+    return backbone.logits(backbone.encode(torch.cat(list(texts)), positions, PackLayout(lengths, causal=causal)))
 
 
 def gradients(backbone: torch.nn.Module) -> dict[str, Tensor]:
@@ -115,9 +113,7 @@ def test_c03_no_document_sees_another(backbone: Backbone, causal: bool) -> None:
         other[place] = documents(LENGTHS, seed=9)[place]
         after = encode(backbone, other, causal).split(LENGTHS)
         assert not torch.equal(before[place], after[place])
-        assert all(
-            torch.equal(a, b) for n, (a, b) in enumerate(zip(before, after, strict=True)) if n != place
-        )
+        assert all(torch.equal(a, b) for n, (a, b) in enumerate(zip(before, after, strict=True)) if n != place)
 
 
 @pytest.mark.parametrize("place", [3, 10, 25])
@@ -127,9 +123,7 @@ def test_c01_causal_mode_never_sees_the_future_and_switches_back(backbone: Backb
     changed = [text.clone() for text in texts]
     changed[1][place] = texts[1][place] % 90 + 5
     for causal in (False, True, False):
-        difference = (
-            (encode(backbone, texts, causal) - encode(backbone, changed, causal))[31:62].abs().sum(-1)
-        )
+        difference = (encode(backbone, texts, causal) - encode(backbone, changed, causal))[31:62].abs().sum(-1)
         moved = difference.nonzero()[:, 0].tolist()
         assert moved[0] == (place if causal else 0)
         # Two window layers of reach 8 between two full ones: everything that may be seen is seen.
@@ -228,9 +222,7 @@ def test_decoder_is_tied_from_a_mapping_and_from_a_folder(
     assert all(torch.equal(value, state[name]) for name, value in first.state_dict().items())
 
 
-def test_untied_decoder_stays_apart(
-    bert_settings: dict[str, Any], build_backbone: Callable[..., Backbone]
-) -> None:
+def test_untied_decoder_stays_apart(bert_settings: dict[str, Any], build_backbone: Callable[..., Backbone]) -> None:
     backbone = build_backbone(bert_settings | {"tie_word_embeddings": False})
     assert backbone.decoder.weight is not backbone.model.get_input_embeddings().weight
 
@@ -245,9 +237,7 @@ def test_b01_x05_weights_are_float32_whatever_the_folder_holds(
     model = load_language_model(str(tmp_path), config, torch.float32)
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
     read = model.state_dict()
-    assert all(
-        torch.equal(read[name], value.float()) for name, value in stored.state_dict().items() if name in read
-    )
+    assert all(torch.equal(read[name], value.float()) for name, value in stored.state_dict().items() if name in read)
 
 
 def test_loaded_model_is_in_training_mode(bert_folder: Path) -> None:
@@ -258,9 +248,7 @@ def test_loaded_model_is_in_training_mode(bert_folder: Path) -> None:
 def test_bare_encoder_gets_a_head_of_its_own(bert_settings: dict[str, Any], tmp_path: Path) -> None:
     from transformers import BertConfig, BertModel
 
-    encoder = BertModel(
-        BertConfig(**{key: value for key, value in bert_settings.items() if key != "model_type"})
-    )
+    encoder = BertModel(BertConfig(**{key: value for key, value in bert_settings.items() if key != "model_type"}))
     encoder.save_pretrained(tmp_path)
     backbone = Backbone(load_language_model(str(tmp_path), load_config(str(tmp_path)), torch.float32))
     for name, value in encoder.state_dict().items():
@@ -298,9 +286,7 @@ def test_folder_without_a_model_is_refused(tmp_path: Path) -> None:
         load_config(str(tmp_path))
 
 
-def test_folder_and_mapping_give_the_same_configuration(
-    bert_folder: Path, bert_settings: dict[str, Any]
-) -> None:
+def test_folder_and_mapping_give_the_same_configuration(bert_folder: Path, bert_settings: dict[str, Any]) -> None:
     config = load_config(str(bert_folder))
     assert {key: getattr(config, key) for key in bert_settings} == bert_settings
     mapping = dict(bert_settings)

@@ -23,9 +23,7 @@ def test_stack_of_a_hugging_face_model(backbone: Backbone) -> None:
 
 
 def test_stack_of_a_plain_module() -> None:
-    model = nn.TransformerEncoder(
-        nn.TransformerEncoderLayer(8, 2, 16), num_layers=3, enable_nested_tensor=False
-    )
+    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16), num_layers=3, enable_nested_tensor=False)
     assert find_layers(model) == ("layers", model.layers)
 
 
@@ -47,9 +45,7 @@ def test_second_list_of_half_the_length_makes_the_choice_unclear(other: int, cle
 def test_layers_path_decides() -> None:
     model = nn.ModuleDict({"encoder": stack(4), "decoder": stack(4)})
     assert find_layers(model, "decoder") == ("decoder", model["decoder"])
-    with pytest.raises(
-        ValueError, match=r"layers_path must name a list of like blocks \(encoder, decoder\), got 'x'"
-    ):
+    with pytest.raises(ValueError, match=r"layers_path must name a list of like blocks \(encoder, decoder\), got 'x'"):
         find_layers(model, "x")
 
 

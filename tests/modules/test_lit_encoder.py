@@ -6,7 +6,7 @@ import copy
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -76,9 +76,7 @@ def test_s04_a_gradient_added_by_a_callback_is_not_divided(
             pl_module.weight.grad += 0.25
 
     module = Scripted(bert_folder, [(2.0, targets)])
-    trainer = make_trainer(
-        max_steps=2, accumulate_grad_batches=accumulate, callbacks=[Pull()], limit_val_batches=0
-    )
+    trainer = make_trainer(max_steps=2, accumulate_grad_batches=accumulate, callbacks=[Pull()], limit_val_batches=0)
     trainer.fit(module, data)
     assert module.gradients == pytest.approx([2.25, 2.25])
 
@@ -92,7 +90,7 @@ def test_m01_a_step_without_targets_moves_nothing_and_counts(
             return Loss(self.pack_loss(batch, "mlm", targets), targets.num_targets)
 
     class Snapshots(Callback):
-        seen: list[dict[str, torch.Tensor]] = []
+        seen: ClassVar[list[dict[str, torch.Tensor]]] = []
 
         def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *_: Any) -> None:
             self.seen.append(copy.deepcopy(pl_module.backbone.state_dict()))
@@ -112,7 +110,7 @@ def test_l07_validation_weighs_by_targets(bert_folder: Path, data: TextDataModul
     """L04, L05: 1 target of loss 2 and 9 of loss 1 are 1.1, perplexity exp(1.1); a batch without targets adds none."""
 
     class Given(LitMLM):
-        script = [(2.0, 1), (1.0, 9), (7.0, 0)]
+        script: ClassVar = [(2.0, 1), (1.0, 9), (7.0, 0)]
 
         def targets(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
             found = super().targets(batch, *args, **kwargs)
@@ -265,7 +263,7 @@ def test_values_out_of_range(bert_folder: Path, settings: dict[str, Any], messag
 
 def test_explicit_attention_is_refused_before_data_is_read(bert_folder: Path, make_trainer: MakeTrainer) -> None:
     """B04: the data does not even exist."""
-    with pytest.raises(ValueError, match="model.attention: 'flash_attn' is not available"):
+    with pytest.raises(ValueError, match=r"model\.attention: 'flash_attn' is not available"):
         make_trainer(max_steps=1).fit(LitMLM(str(bert_folder), attention="flash_attn"), TextDataModule("missing.txt"))
 
 

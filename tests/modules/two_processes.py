@@ -72,9 +72,7 @@ def main(folder: str, text: str, output: str, devices: int) -> None:
         if isinstance(dropout, nn.Dropout):
             dropout.p = 0.0
     detour = CLMDetour(steps=10, decay_share=0.5, keep_checkpoints=False)
-    trainer = Trainer(
-        **settings, callbacks=[detour], accumulate_grad_batches=2 // devices, gradient_clip_val=1.0
-    )
+    trainer = Trainer(**settings, callbacks=[detour], accumulate_grad_batches=2 // devices, gradient_clip_val=1.0)
     trainer.fit(module, data)
     result |= {
         "packs": module.packs,

@@ -60,10 +60,7 @@ def test_numpy_and_torch_agree_bit_for_bit() -> None:
 def test_torch_agrees_with_unbounded_integers_for_any_position() -> None:
     keys = random_bits(200)
     positions = np.random.default_rng(1).integers(-2, 2**40, 200)
-    expected = [
-        splitmix64((int(key) + int(place) * GOLDEN) & MASK)
-        for key, place in zip(keys, positions, strict=True)
-    ]
+    expected = [splitmix64((int(key) + int(place) * GOLDEN) & MASK) for key, place in zip(keys, positions, strict=True)]
     hashes = token_hashes(key_tensor(keys), torch.from_numpy(positions))
     assert hashes.numpy().view(np.uint64).tolist() == expected
 

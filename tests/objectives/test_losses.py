@@ -84,9 +84,7 @@ def test_gradient_only_where_asked(wanted: tuple[bool, bool, bool]) -> None:
     assert tuple(tensor.grad is not None for tensor in tensors) == wanted
     plain = cross_entropy(linear(*tensors), labels, reduction="sum")
     asked_for = tensors[wanted.index(True)]
-    torch.testing.assert_close(
-        asked_for.grad, torch.autograd.grad(plain, asked_for)[0], rtol=1e-12, atol=1e-12
-    )
+    torch.testing.assert_close(asked_for.grad, torch.autograd.grad(plain, asked_for)[0], rtol=1e-12, atol=1e-12)
 
 
 def test_no_graph_without_gradients() -> None:
@@ -119,9 +117,7 @@ def test_no_tensor_holds_the_logits_of_more_rows_than_a_chunk() -> None:
     hidden, weight, bias, labels = problem(rows=rows, dtype=torch.float32)
     with largest_result() as seen:
         chunked_cross_entropy(hidden, weight, bias, labels, chunk_rows=chunk)[0].backward()
-    assert (
-        seen["numel"] == rows * WIDTH
-    )  # The gradient of ``hidden``; a chunk's logits are 400, all logits 10,000.
+    assert seen["numel"] == rows * WIDTH  # The gradient of ``hidden``; a chunk's logits are 400, all logits 10,000.
     with largest_result() as seen:
         cross_entropy(linear(hidden, weight, bias), labels, reduction="sum").backward()
     assert seen["numel"] == rows * VOCAB
@@ -158,9 +154,7 @@ def test_under_autocast_products_are_bfloat16_and_gradients_float32() -> None:
     assert total.dtype == torch.float32
     assert total.item() == pytest.approx(exact.item(), rel=1e-2)
     assert total.item() != exact.item()
-    for one, other in zip(
-        gradients(total, hidden, weight, bias), gradients(exact, hidden, weight, bias), strict=True
-    ):
+    for one, other in zip(gradients(total, hidden, weight, bias), gradients(exact, hidden, weight, bias), strict=True):
         assert one.dtype == torch.float32
         torch.testing.assert_close(one, other, rtol=0, atol=0.02 * other.abs().max().item())
 

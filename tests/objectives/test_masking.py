@@ -63,9 +63,7 @@ def choose(pieces: Sequence[Piece], padding: int = 0, **options: Any) -> Targets
         starts,
         torch.arange(len(ids)) - starts + torch.repeat_interleave(shifts, lengths),
         np.array([piece.document for piece in pieces], np.int64),
-        np.array([[p.eligible_before, p.eligible_before + p.eligible] for p in pieces], np.int64).reshape(
-            -1, 2
-        ),
+        np.array([[p.eligible_before, p.eligible_before + p.eligible] for p in pieces], np.int64).reshape(-1, 2),
         vocabulary(),
         **settings,
     )
@@ -273,9 +271,7 @@ def test_hashes_are_ordered_as_unsigned_numbers() -> None:
 
 
 def corpus(count: int = 30) -> list[Piece]:
-    return [
-        Piece(document, [CLS, *words(3 + document * 2, document), SEP], start=-1) for document in range(count)
-    ]
+    return [Piece(document, [CLS, *words(3 + document * 2, document), SEP], start=-1) for document in range(count)]
 
 
 def test_masks_do_not_depend_on_packing() -> None:
@@ -378,13 +374,9 @@ def test_m05_random_ids_are_even_over_ordinary_ids_and_never_special() -> None:
 def test_action_thresholds_are_exact() -> None:
     """53 bits of the hash against the share: a half splits at the bit, with nothing between."""
     draws = torch.tensor([0, 2**52 - 1, 2**52, 2**53 - 1]) << 11
-    written = corrupt(
-        torch.full((4,), 9), draws, torch.zeros(4).long(), (0.5, 0.0, 0.5), MASK, torch.tensor([7])
-    )
+    written = corrupt(torch.full((4,), 9), draws, torch.zeros(4).long(), (0.5, 0.0, 0.5), MASK, torch.tensor([7]))
     assert written.tolist() == [MASK, MASK, 9, 9]
-    written = corrupt(
-        torch.full((4,), 9), draws, torch.zeros(4).long(), (0.5, 0.5, 0.0), MASK, torch.tensor([7])
-    )
+    written = corrupt(torch.full((4,), 9), draws, torch.zeros(4).long(), (0.5, 0.5, 0.0), MASK, torch.tensor([7]))
     assert written.tolist() == [MASK, MASK, 7, 7]
 
 

@@ -55,7 +55,5 @@ def test_phase_that_is_all_warmup_ends_below_the_peak() -> None:
 
 
 def test_unknown_shape_is_an_error() -> None:
-    with pytest.raises(
-        ValueError, match="shape must be one of constant, linear, cosine, one_minus_sqrt, got 'wsd'"
-    ):
+    with pytest.raises(ValueError, match="shape must be one of constant, linear, cosine, one_minus_sqrt, got 'wsd'"):
         phase_factor(0, 10, 0, "wsd")  # type: ignore[arg-type]
