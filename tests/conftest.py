@@ -8,6 +8,7 @@ import os
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -104,3 +105,26 @@ def text_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tokenised corpora of tests never land in the user's cache."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+@pytest.fixture
+def make_trainer(tmp_path: Path) -> Callable[..., Any]:
+    """Quiet trainers on the CPU that leave no files of their own."""
+
+    def make(**settings: Any) -> Any:
+        from lightning.pytorch import Trainer
+
+        defaults: dict[str, Any] = {
+            "default_root_dir": tmp_path,
+            "accelerator": "cpu",
+            "max_epochs": -1,
+            "logger": False,
+            "enable_checkpointing": False,
+            "enable_progress_bar": False,
+            "enable_model_summary": False,
+            "num_sanity_val_steps": 0,
+            "log_every_n_steps": 1,
+        }
+        return Trainer(**{**defaults, **settings})
+
+    return make

@@ -14,6 +14,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch.utils.data import DataLoader, Dataset, Sampler
 from typing_extensions import override
 
+from lit_encoders.data.examples import model_source
 from lit_encoders.data.packs import Pack, PackedBatch, PackPlan, Position, gather
 from lit_encoders.data.sources import SampleBy, as_source, in_split
 from lit_encoders.data.tokens import FORMAT, TokenStore, affixes, tokenizer_digest, write_stores
@@ -146,7 +147,7 @@ class TextDataModule(LightningDataModule):
             return module.tokenizer  # type: ignore[return-value]
         from lit_encoders.models.vocabulary import load_tokenizer
 
-        return load_tokenizer(self.tokenizer_name, "data.tokenizer")
+        return load_tokenizer(model_source(self.tokenizer_name), "data.tokenizer")
 
     def _folders(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, Path]:
         """Where each split's store stands: named by what it depends on."""

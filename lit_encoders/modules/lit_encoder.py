@@ -166,7 +166,7 @@ class LitEncoder(LightningModule):
             raise ValueError(f"model.weight_decay must be at least 0, got {weight_decay}")
         self.source = model_source(backbone) if isinstance(backbone, str) else backbone
         self.config = load_config(self.source)
-        self.tokenizer_source = tokenizer
+        self.tokenizer_source = None if tokenizer is None else model_source(tokenizer)
         self.mask_ratio = mask_ratio
         self.corruption_ratio = corruption_ratio
         self.corruption = corruption

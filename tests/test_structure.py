@@ -1,0 +1,68 @@
+"""The laws of the house that a machine can check."""
+
+from __future__ import annotations
+
+import ast
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import lit_encoders
+
+REPOSITORY = Path(__file__).parents[1]
+# Each room may import from those listed; imports inside functions count too, except for the command line's.
+MAY_IMPORT = {
+    "objectives": set(),
+    "models": {"objectives"},
+    "data": {"objectives", "models"},
+    "optim": set(),
+    "modules": {"objectives", "models", "data", "optim"},
+    "weights": {"models"},
+    "callbacks": {"objectives", "models", "data", "optim", "modules", "weights"},
+}
+
+
+def room_folders() -> dict[str, Path]:
+    return {room: REPOSITORY / ("" if room == "callbacks" else "lit_encoders") / room for room in MAY_IMPORT}
+
+
+def imported_rooms(path: Path) -> set[str]:
+    names = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names.append(node.module)
+        elif isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+    return {name.split(".")[1] for name in names if name.startswith("lit_encoders.")}
+
+
+@pytest.mark.parametrize("room", MAY_IMPORT)
+def test_imports_go_one_way(room: str) -> None:
+    for path in room_folders()[room].rglob("*.py"):
+        assert imported_rooms(path) - {room} <= MAY_IMPORT[room], path
+
+
+def test_every_room_is_packaged() -> None:
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
+    listed = set(project["tool"]["setuptools"]["packages"])
+    rooms = {f"lit_encoders.{path.parent.name}" for path in (REPOSITORY / "lit_encoders").glob("*/__init__.py")}
+    assert listed == rooms | {"lit_encoders", "lit_encoders.callbacks", "lit_encoders.cli_configs"}
+    assert project["project"]["version"] == lit_encoders.__version__
+
+
+def test_nothing_is_named_utils_and_tests_have_no_package() -> None:
+    names = {path.stem for path in REPOSITORY.rglob("*.py") if ".venv" not in path.parts}
+    assert not {name for name in names if "util" in name or "helper" in name}
+    assert not list((REPOSITORY / "tests").rglob("__init__.py"))
+
+
+@pytest.mark.parametrize("name", lit_encoders.__all__)
+def test_lazy_names_exist(name: str) -> None:
+    assert getattr(lit_encoders, name) is not None
+
+
+def test_lazy_callbacks_exist() -> None:
+    from lit_encoders import callbacks
+
+    assert all(getattr(callbacks, name) is not None for name in callbacks.__all__)
