@@ -42,11 +42,56 @@ def _modernbert_head(model: Any, hidden: Tensor) -> Tensor:
     return model.head(hidden)  # type: ignore[no-any-return]
 
 
-# Part of the design: an architecture is listed once its packed form was proven equal to its own documents run alone.
+def _roberta_head(model: Any, hidden: Tensor) -> Tensor:
+    head = model.lm_head
+    return head.layer_norm(torch.nn.functional.gelu(head.dense(hidden)))  # type: ignore[no-any-return]
+
+
+def _electra_head(model: Any, hidden: Tensor) -> Tensor:
+    return model.generator_predictions(hidden)  # type: ignore[no-any-return]
+
+
+def _distilbert_head(model: Any, hidden: Tensor) -> Tensor:
+    return model.vocab_layer_norm(model.activation(model.vocab_transform(hidden)))  # type: ignore[no-any-return]
+
+
+def _ultrabert_head(model: Any, hidden: Tensor) -> Tensor:
+    head = model.head
+    return head.act_fn(head.linear2(head.act_fn(head.linear1(hidden))))  # type: ignore[no-any-return]
+
+
+def _modernbert_decoder_head(model: Any, hidden: Tensor) -> Tensor:
+    return model.lm_head(hidden)  # type: ignore[no-any-return]
+
+
+def _no_head(model: Any, hidden: Tensor) -> Tensor:
+    return hidden
+
+
+def _after_padding(config: Any) -> int:
+    return int(config.pad_token_id) + 1
+
+
+# An architecture is listed once its packed form was proven equal to its own documents run alone.
 ARCHITECTURES: Mapping[str, Architecture] = {
     "bert": Architecture(_bert_head),
+    "camembert": Architecture(_roberta_head, _after_padding),
+    "distilbert": Architecture(_distilbert_head),
+    "electra": Architecture(_electra_head),
+    "eurobert": Architecture(_no_head),
+    "gemma3_text": Architecture(_no_head),
+    "gpt2": Architecture(_no_head),
+    "llama": Architecture(_no_head),
     "modernbert": Architecture(_modernbert_head),
+    "modernbert-decoder": Architecture(_modernbert_decoder_head),
+    "nomic_bert": Architecture(_bert_head),
+    "qwen3": Architecture(_no_head),
+    "roberta": Architecture(_roberta_head, _after_padding),
+    "ultrabert": Architecture(_ultrabert_head),
+    "xlm-roberta": Architecture(_roberta_head, _after_padding),
 }
+# Settings that change scores or logits in a way that neither packed attention nor the chunked loss computes.
+_UNSUPPORTED = ("attn_logit_softcapping", "final_logit_softcapping")
 
 
 def load_config(source: str | Mapping[str, Any]) -> PretrainedConfig:
@@ -93,6 +138,9 @@ def load_config(source: str | Mapping[str, Any]) -> PretrainedConfig:
             f"model.backbone must be an architecture whose documents can be packed ({supported}), "
             f"got {config.model_type!r}"
         )
+    for name in _UNSUPPORTED:
+        if getattr(config, name, None) is not None:
+            raise ValueError(f"model.backbone must have no {name}, got {getattr(config, name)}")
     return config  # type: ignore[no-any-return]
 
 
