@@ -17,6 +17,7 @@ from typing_extensions import override
 from lit_encoders.callbacks.hf_export import HFExport
 from lit_encoders.callbacks.objective_schedule import find_schedule
 from lit_encoders.callbacks.throughput import Throughput
+from lit_encoders.weights.export import load_lines
 
 
 @dataclass(frozen=True)
@@ -165,7 +166,4 @@ def print_summary(reports: list[PhaseReport], epochs: float | None, export: Path
             "MLM loss rises during the detour, and an MLM twin ends lower in it: the detour is judged downstream."
         )
     if export is not None:
-        console.print(f"Export: {export}", soft_wrap=True)
-        console.print(
-            f'Load:   transformers.AutoModelForMaskedLM.from_pretrained("{export}")', soft_wrap=True, highlight=False
-        )
+        console.print(load_lines(export), soft_wrap=True, highlight=False)

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any
+from importlib import import_module
 
 from lit_encoders import __version__
 from lit_encoders.mistakes import UsageError, in_one_line
-
-if TYPE_CHECKING:
-    from jsonargparse import ArgumentParser
 
 TRAINER_VERBS = {
     "fit": "train a model: a CLM detour, MLM, or whatever the configuration says",
@@ -20,12 +18,31 @@ TRAINER_VERBS = {
     "test": "Lightning's test loop",
     "predict": "Lightning's predict loop",
 }
-FUNCTION_VERBS = {"export": "turn a training checkpoint into a Hugging Face folder"}
+
+
+@dataclass(frozen=True)
+class Verb:
+    """A command that is a typed function: its parameters are the options, what it returns is printed.
+
+    Attributes:
+        description: one line for the list of verbs.
+        function: "module:name", imported only when the verb is used.
+        positional: names of the parameters that are given without a flag, in order; a list takes all that is left.
+    """
+
+    description: str
+    function: str
+    positional: tuple[str, ...] = ()
+
+
+FUNCTION_VERBS = {
+    "export": Verb("turn a training checkpoint into a Hugging Face folder", "lit_encoders.weights.export:export_verb"),
+}
 
 
 def overview() -> str:
     """What ``lit-encoders --help`` prints."""
-    verbs = {**TRAINER_VERBS, **FUNCTION_VERBS}
+    verbs = {**TRAINER_VERBS, **{name: verb.description for name, verb in FUNCTION_VERBS.items()}}
     width = max(map(len, verbs))
     lines = [f"  {verb:<{width}}  {text}" for verb, text in verbs.items()]
     return "\n".join(
@@ -68,36 +85,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _run(verb: str, arguments: list[str]) -> None:
-    verbs = [*TRAINER_VERBS, *FUNCTION_VERBS]
-    if verb not in verbs:
-        near = get_close_matches(verb, verbs, n=1)
-        raise UsageError(f"verb must be one of {', '.join(verbs)}, got {verb!r}" + (f"; {near[0]}?" if near else ""))
-    if verb in TRAINER_VERBS:
+def _run(name: str, arguments: list[str]) -> None:
+    if name in TRAINER_VERBS:
         from lit_encoders.trainer_cli import run_trainer
 
-        run_trainer(verb, arguments)
-    else:
-        _function_verb(verb, arguments)
+        run_trainer(name, arguments)
+        return
+    if name not in FUNCTION_VERBS:
+        verbs = [*TRAINER_VERBS, *FUNCTION_VERBS]
+        near = get_close_matches(name, verbs, n=1)
+        raise UsageError(f"verb must be one of {', '.join(verbs)}, got {name!r}" + (f"; {near[0]}?" if near else ""))
+    _run_function(name, FUNCTION_VERBS[name], arguments)
 
 
-def _function_verb(verb: str, arguments: list[str]) -> None:
+def _run_function(name: str, verb: Verb, arguments: list[str]) -> None:
     from jsonargparse import ArgumentParser
 
-    parser = ArgumentParser(prog=f"lit-encoders {verb}", description=FUNCTION_VERBS[verb], exit_on_error=False)
-    run = {"export": _export}[verb](parser)
+    module, _, function_name = verb.function.partition(":")
     with in_one_line():
-        settings = parser.parse_args(arguments)
-        run(**parser.instantiate_classes(settings).as_dict())
-
-
-def _export(parser: ArgumentParser) -> Callable[..., None]:
-    from lit_encoders.weights.export import export_checkpoint
-
-    parser.add_function_arguments(export_checkpoint, as_positional=False)
-
-    def run(**settings: Any) -> None:
-        folder = export_checkpoint(**settings)
-        print(f'Export: {folder}\nLoad:   transformers.AutoModelForMaskedLM.from_pretrained("{folder}")')
-
-    return run
+        function = getattr(import_module(module), function_name)
+        parser = ArgumentParser(prog=f"lit-encoders {name}", description=verb.description, exit_on_error=False)
+        parser.add_function_arguments(function, as_positional=False, skip=set(verb.positional))
+        for parameter in verb.positional:
+            parser.add_argument(parameter, nargs="*")
+        settings = parser.instantiate(parser.parse_args(arguments)).as_dict()
+        print(function(**settings))

@@ -168,3 +168,28 @@ def export_checkpoint(
     source = tokenizer or facts["tokenizer"]
     card = model_card(facts["base"], facts["data"], facts["phases"], facts["tokens"], facts["losses"])
     return export_folder(model, load_tokenizer(source, "tokenizer"), output, card, dtype)
+
+
+def export_verb(checkpoint: Path, output: Path, tokenizer: str | None = None, dtype: ExportDtype | None = None) -> str:
+    """`export_checkpoint` for the command line.
+
+    Args:
+        checkpoint: a file that a run kept, such as runs/quickstart/checkpoints/decay.ckpt.
+        output: folder to make.
+        tokenizer: folder or hub name, where the one that the run used is gone.
+        dtype: of the stored weights; the run's if not given.
+    """
+    return load_lines(export_checkpoint(checkpoint, output, tokenizer, dtype))
+
+
+def load_lines(folder: Path) -> str:
+    """Say where a model lies, and the line that loads it.
+
+    >>> print(load_lines(Path("runs/a/export")))
+    Export: runs/a/export
+    Load:   transformers.AutoModelForMaskedLM.from_pretrained("runs/a/export")
+    """
+    settings = json.loads((folder / "config.json").read_text()) if (folder / "config.json").is_file() else {}
+    causal = any("Causal" in name or "LMHead" in name for name in settings.get("architectures") or [])
+    kind = "AutoModelForCausalLM" if causal else "AutoModelForMaskedLM"
+    return f'Export: {folder}\nLoad:   transformers.{kind}.from_pretrained("{folder}")'
