@@ -64,7 +64,9 @@ class TrainingProgress(ProgressBar):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         now = time.perf_counter()
-        if not self._enabled or now - self._shown < (self.line_seconds if self._bar is None else self.refresh_seconds):
+        last = trainer.global_step == trainer.max_steps
+        pause = self.line_seconds if self._bar is None else self.refresh_seconds
+        if not self._enabled or (now - self._shown < pause and not last):
             return
         self._shown = now
         schedule = find_schedule(trainer)

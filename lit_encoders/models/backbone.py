@@ -11,11 +11,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
 
 from lit_encoders.models.attention import ATTENTION_NAME, PackLayout, register_packed_attention
+from lit_encoders.models.heads import ExtraHead
 from lit_encoders.objectives.losses import chunked_cross_entropy
 
 if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
     from transformers import PretrainedConfig, PreTrainedModel
 
 Transform = Callable[[Any, Tensor], Tensor]
@@ -27,10 +30,12 @@ class Architecture:
 
     Attributes:
         transform: the LM head before its decoder, (rows, D) -> (rows, E).
+        head: dotted names of the modules that ``transform`` uses.
         first_position: the position id of a document's first token.
     """
 
     transform: Transform
+    head: tuple[str, ...] = ()
     first_position: Callable[[Any], int] = lambda config: 0
 
 
@@ -74,21 +79,21 @@ def _after_padding(config: Any) -> int:
 
 # An architecture is listed once its packed form was proven equal to its own documents run alone.
 ARCHITECTURES: Mapping[str, Architecture] = {
-    "bert": Architecture(_bert_head),
-    "camembert": Architecture(_roberta_head, _after_padding),
-    "distilbert": Architecture(_distilbert_head),
-    "electra": Architecture(_electra_head),
+    "bert": Architecture(_bert_head, ("cls.predictions.transform",)),
+    "camembert": Architecture(_roberta_head, ("lm_head.dense", "lm_head.layer_norm"), _after_padding),
+    "distilbert": Architecture(_distilbert_head, ("vocab_transform", "activation", "vocab_layer_norm")),
+    "electra": Architecture(_electra_head, ("generator_predictions",)),
     "eurobert": Architecture(_no_head),
     "gemma3_text": Architecture(_no_head),
     "gpt2": Architecture(_no_head),
     "llama": Architecture(_no_head),
-    "modernbert": Architecture(_modernbert_head),
-    "modernbert-decoder": Architecture(_modernbert_decoder_head),
-    "nomic_bert": Architecture(_bert_head),
+    "modernbert": Architecture(_modernbert_head, ("head",)),
+    "modernbert-decoder": Architecture(_modernbert_decoder_head, ("lm_head",)),
+    "nomic_bert": Architecture(_bert_head, ("cls.predictions.transform",)),
     "qwen3": Architecture(_no_head),
-    "roberta": Architecture(_roberta_head, _after_padding),
-    "ultrabert": Architecture(_ultrabert_head),
-    "xlm-roberta": Architecture(_roberta_head, _after_padding),
+    "roberta": Architecture(_roberta_head, ("lm_head.dense", "lm_head.layer_norm"), _after_padding),
+    "ultrabert": Architecture(_ultrabert_head, ("head.linear1", "head.linear2", "head.act_fn")),
+    "xlm-roberta": Architecture(_roberta_head, ("lm_head.dense", "lm_head.layer_norm"), _after_padding),
 }
 # Settings that change scores or logits in a way that neither packed attention nor the chunked loss computes.
 _UNSUPPORTED = ("attn_logit_softcapping", "final_logit_softcapping")
@@ -184,7 +189,7 @@ def load_language_model(
             model, report = auto.from_pretrained(source, output_loading_info=True, **settings)
         if report["missing_keys"]:
             names = ", ".join(sorted(report["missing_keys"]))
-            rank_zero_info(f"new weights, since {source} has none: {names}")
+            rank_zero_info(f"new weights, which the backbone's folder does not have: {names}")
     else:
         model = auto.from_config(settings.pop("config"), **settings)
     # Loading leaves a model in eval mode; a module under training is in training mode, dropout included.
@@ -218,6 +223,7 @@ class Backbone(nn.Module):
         super().__init__()
         self.model = model
         self.architecture = ARCHITECTURES[model.config.model_type]
+        self.heads = nn.ModuleDict()
         self._first_position = self.architecture.first_position(model.config)
 
     @property
@@ -252,13 +258,41 @@ class Backbone(nn.Module):
         output = encoder(input_ids[None], position_ids=(position_ids + self._first_position)[None], packing=packing)
         return output.last_hidden_state[0]  # type: ignore[no-any-return]
 
-    def transform(self, hidden: Tensor) -> Tensor:
-        """Apply the LM head short of its decoder, (K, D) -> (K, E)."""
+    def add_head(self, name: str) -> ExtraHead:
+        """Give the model a second LM head with the values of its own, used where ``forward`` names it."""
+        tied = self.decoder.weight is self.model.get_input_embeddings().weight
+        head = ExtraHead(self.model, self.architecture.head, self.architecture.transform, tied)
+        self.heads[name] = head
+        return head
+
+    def resting_parameters(self, head: str | None) -> list[nn.Parameter]:
+        """Parameters of all heads but one: a step that uses ``head`` must leave them as they are.
+
+        Args:
+            head: name of the head in use, None for the model's own.
+        """
+        extra: dict[str, ExtraHead] = dict(self.heads.items())  # type: ignore[arg-type]
+        resting = [p for name, module in extra.items() if name != head for p in module.parameters()]
+        if head is not None:
+            resting += [theirs for _, theirs in extra[head].pairs(self.model)]
+        return resting
+
+    def transform(self, hidden: Tensor, head: str | None = None) -> Tensor:
+        """Apply an LM head short of its decoder, (K, D) -> (K, E)."""
+        if head is not None:
+            return self.heads[head](hidden)  # type: ignore[no-any-return]
         return self.architecture.transform(self.model, hidden)
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Apply the whole LM head, (K, D) -> (K, V): for a few rows, as in predictions and tests."""
-        return self.decoder(self.transform(hidden))  # type: ignore[no-any-return]
+    def decoder_parameters(self, head: str | None = None) -> tuple[Tensor, Tensor | None]:
+        """Matrix (V, E) and bias (V,) that turn a head's output into logits."""
+        if head is None:
+            return self.decoder.weight, self.decoder.bias
+        extra: ExtraHead = self.heads[head]  # type: ignore[assignment]
+        return self.decoder.weight if extra.weight is None else extra.weight, extra.bias
+
+    def logits(self, hidden: Tensor, head: str | None = None) -> Tensor:
+        """Apply a whole LM head, (K, D) -> (K, V): for a few rows, as in predictions and tests."""
+        return torch.nn.functional.linear(self.transform(hidden, head), *self.decoder_parameters(head))
 
     def forward(
         self,
@@ -268,6 +302,7 @@ class Backbone(nn.Module):
         rows: Tensor,
         labels: Tensor,
         row_weights: Tensor | None = None,
+        head: str | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Loss of a pack: only target rows reach head and decoder.
 
@@ -278,17 +313,32 @@ class Backbone(nn.Module):
             rows: slots that predict, int64 (K,).
             labels: what they predict, int64 (K,).
             row_weights: weight of each target, (K,), or None for 1.
+            head: name of an added head, None for the model's own.
 
         Returns:
             Sum of the (weighted) losses in nats, scalar; and each target's loss without gradient, (K,).
         """
         hidden = self.encode(input_ids, position_ids, packing)
-        head = self.transform(hidden.index_select(0, rows))
-        return chunked_cross_entropy(head, self.decoder.weight, self.decoder.bias, labels, row_weights)
+        output = self.transform(hidden.index_select(0, rows), head)
+        total, row_losses = chunked_cross_entropy(output, *self.decoder_parameters(head), labels, row_weights)
+        if self.heads:
+            # DDP waits for a gradient of every parameter; of a head that rests it is dropped before the step.
+            total = total + 0.0 * sum(p.sum() for p in self.resting_parameters(head))
+        return total, row_losses
 
     def compile_encoder(self) -> None:
         """Compile the encoder in place; head and loss stay as they are, since their number of rows varies."""
         self.model.base_model.compile(dynamic=False)
+
+    def shard(self, mesh: DeviceMesh) -> None:
+        """Shard the parameters over a mesh (FSDP2), block by block; what stands outside the blocks in one piece.
+
+        Embeddings, heads and a tied decoder are gathered in ``forward`` only, so nothing may call a part of the model
+        from outside.
+        """
+        for layer in self.layers:
+            fully_shard(layer, mesh=mesh)
+        fully_shard(self, mesh=mesh)
 
     def use_activation_checkpointing(self) -> None:
         """Keep only each block's input for the backward pass and compute the rest again."""

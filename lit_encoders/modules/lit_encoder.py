@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
 OptimizerCallable = Callable[[Any], Optimizer]
 LRSchedulerCallable = Callable[[Optimizer], LRScheduler]
+ClmHead = Literal["shared", "copy", "fresh"]
 Dtype = Literal["float32", "bfloat16", "float16", "float64"]
 
 # Keeps sums over targets near 1 in the backward pass; a power of two, so that dividing by it loses nothing.
@@ -110,6 +111,9 @@ class LitEncoder(LightningModule):
         corruption: of the corrupted tokens, shares that become the mask token, a random token, or stay; sum 1.
         val_mask_ratio: mask ratio in validation, so that curves go on through a change of ``mask_ratio``.
         mask_token: token to mask with where the tokenizer has none.
+        clm_head: LM head of CLM steps: the one of MLM ("shared"; the paper does not say which it used), one of its own
+            that takes over the MLM head's values at the first CLM step ("copy"), or a new one ("fresh"). The MLM head
+            rests meanwhile, weights and moments, and is what is exported.
         attention: "auto" takes the fastest that is there.
         dtype: of the trainable weights, whatever the stored type.
         activation_checkpointing: keep only the blocks' inputs for the backward pass: less memory, a third more time.
@@ -138,6 +142,7 @@ class LitEncoder(LightningModule):
         corruption: tuple[float, float, float] = (0.8, 0.1, 0.1),
         val_mask_ratio: float = 0.15,
         mask_token: str | None = None,
+        clm_head: ClmHead = "shared",
         attention: AttentionBackend = "auto",
         dtype: Dtype = "float32",
         activation_checkpointing: bool = False,
@@ -152,6 +157,8 @@ class LitEncoder(LightningModule):
     ) -> None:
         super().__init__()
         self.save_hyperparameters(ignore=["optimizer", "lr_scheduler"])
+        if clm_head not in get_args(ClmHead):
+            raise ValueError(f"model.clm_head must be one of {', '.join(get_args(ClmHead))}, got {clm_head!r}")
         ratios = {"mask_ratio": mask_ratio, "val_mask_ratio": val_mask_ratio}
         for name, ratio in ratios.items():
             if not 0 < ratio <= 1:
@@ -172,6 +179,7 @@ class LitEncoder(LightningModule):
         self.corruption = corruption
         self.val_mask_ratio = val_mask_ratio
         self.mask_token = mask_token
+        self.clm_head = clm_head
         self.attention = attention
         self.weight_dtype: torch.dtype = getattr(torch, dtype)
         self.activation_checkpointing = activation_checkpointing
@@ -184,6 +192,7 @@ class LitEncoder(LightningModule):
         self.lr_scheduler_callable = lr_scheduler
         self.seed = resolve_seed(seed)
         self.backbone: Backbone | None = None
+        self._clm_head_filled = clm_head == "fresh"
         self._tokens = torch.zeros((), dtype=torch.int64)
         self._window = _Window()
         self._val_losses: dict[Objective, MeanMetric] = {}
@@ -256,10 +265,20 @@ class LitEncoder(LightningModule):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
             self.backbone = Backbone(load_language_model(self.source, self.config, self.weight_dtype))
+            if self.clm_head != "shared":
+                head = self.backbone.add_head("clm")
+                if self.clm_head == "fresh":
+                    head.reset(self.backbone.model)
         if self.activation_checkpointing:
             self.backbone.use_activation_checkpointing()
         if self.compile_encoder:
             self.backbone.compile_encoder()
+        if self.device_mesh is not None:
+            self.backbone.shard(self.device_mesh["data_parallel"])
+
+    def head(self, objective: Objective) -> str | None:
+        """The head that an objective uses: the name of an added one, or None for the model's own."""
+        return "clm" if objective == "clm" and self._clm_head_filled else None
 
     @override
     def configure_callbacks(self) -> list[Callback]:
@@ -326,7 +345,12 @@ class LitEncoder(LightningModule):
         """Sum of the losses of a batch's targets in nats, scalar."""
         assert self.backbone is not None
         total, _ = self.backbone(
-            targets.input_ids, batch.position_ids, self.packing(batch, objective), targets.rows, targets.labels
+            targets.input_ids,
+            batch.position_ids,
+            self.packing(batch, objective),
+            targets.rows,
+            targets.labels,
+            head=self.head(objective),
         )
         return total  # type: ignore[no-any-return]
 
@@ -354,6 +378,10 @@ class LitEncoder(LightningModule):
     def training_step(self, batch: PackedBatch, batch_idx: int) -> Tensor:
         # Dropout draws from a generator: seeding it per pack leaves nothing to save, and nothing to disturb.
         torch.manual_seed(single_key(self.seed, Purpose.DROPOUT, *batch.here) >> 1)
+        if self.objective == "clm" and self.clm_head == "copy" and not self._clm_head_filled:
+            assert self.backbone is not None
+            self.backbone.heads["clm"].copy_from(self.backbone.model)  # type: ignore[operator]
+            self._clm_head_filled = True
         loss = self.training_loss(batch)
         self._window.add(loss, batch.num_tokens)
         return loss.total / LOSS_DIVISOR
@@ -401,6 +429,9 @@ class LitEncoder(LightningModule):
             for gradient in gradients:
                 # A sharded gradient is scaled shard by shard.
                 getattr(gradient, "_local_tensor", gradient).mul_(factor)
+        if self.backbone is not None:
+            for parameter in self.backbone.resting_parameters(self.head(self.objective)):
+                parameter.grad = None
 
     def _log_window(self, learning_rate: float) -> None:
         """Log what the micro-batches of a step added up to, over all ranks, and start anew."""
@@ -416,6 +447,7 @@ class LitEncoder(LightningModule):
                 total, count = pair[0], int(pair[1])
             if count:
                 losses[f"train/{name}"] = total / count
+        self._forget_losses_except(losses)
         for name, value in losses.items():
             self.log(name, value, prog_bar=True)
         self.log_dict(
@@ -428,6 +460,14 @@ class LitEncoder(LightningModule):
         )
         if logs:
             self._log_against_tokens(losses)
+
+    def _forget_losses_except(self, losses: Mapping[str, Tensor]) -> None:
+        """Lightning would go on logging the last MLM loss at every CLM step: it keeps what was logged once."""
+        results = self.trainer._results
+        if results is not None:
+            names = {key: key.partition(".")[2] for key in results}
+            for key in [key for key, name in names.items() if name.endswith("loss") and name not in losses]:
+                del results[key]
 
     def _log_against_tokens(self, losses: Mapping[str, Any]) -> None:
         # The x of other loggers is one counter for everything, so a second x axis is TensorBoard's alone.
@@ -503,6 +543,7 @@ class LitEncoder(LightningModule):
             "data": list(getattr(getattr(self.trainer, "datamodule", None), "files", [])),
             "phases": phases,
             "tokens": self.tokens,
+            "clm_head_filled": self._clm_head_filled,
             "losses": {name: float(metrics[name]) for name in metrics if re.fullmatch(r"val/.*loss", name)},
         }
 
@@ -514,3 +555,4 @@ class LitEncoder(LightningModule):
     @override
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self._tokens = torch.tensor(checkpoint["lit_encoders"]["tokens"])
+        self._clm_head_filled = checkpoint["lit_encoders"]["clm_head_filled"]

@@ -164,7 +164,9 @@ def export_checkpoint(
     config = AutoConfig.for_model(settings.pop("model_type"), **settings)
     first = next(value for value in saved["state_dict"].values() if value.is_floating_point())
     model = load_language_model(settings, config, first.dtype)
-    model.load_state_dict(strip_wrappers(saved["state_dict"], model.state_dict()))
+    # A head that a run added beside the model's own is no part of the model.
+    state = {name: value for name, value in saved["state_dict"].items() if not name.startswith("backbone.heads.")}
+    model.load_state_dict(strip_wrappers(state, model.state_dict()))
     source = tokenizer or facts["tokenizer"]
     card = model_card(facts["base"], facts["data"], facts["phases"], facts["tokens"], facts["losses"])
     return export_folder(model, load_tokenizer(source, "tokenizer"), output, card, dtype)

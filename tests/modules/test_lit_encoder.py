@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import csv
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from lightning.pytorch.loggers import CSVLogger
 from torch import nn
 
 from lit_encoders import LitCLM, LitEncoder, LitMLM, Loss, TextDataModule
+from lit_encoders.callbacks import ObjectiveSchedule, Phase
 
 MakeTrainer = Callable[..., Trainer]
 
@@ -208,6 +210,18 @@ def test_what_is_logged(bert_folder: Path, data: TextDataModule, make_trainer: M
     expected |= {f"val/{objective}_{figure}" for objective in ("mlm", "clm") for figure in ("loss", "perplexity")}
     assert expected <= logged
     assert module.tokens == trainer.callback_metrics["train/tokens"].item() > 0
+
+
+def test_a_loss_is_logged_only_at_steps_that_had_it(
+    bert_folder: Path, data: TextDataModule, make_trainer: MakeTrainer, tmp_path: Path
+) -> None:
+    """Lightning keeps what was logged once and would repeat the MLM loss at every CLM step."""
+    logger = CSVLogger(tmp_path)
+    schedule = ObjectiveSchedule([Phase("a", "mlm", steps=2), Phase("b", "clm", steps=3), Phase("c", "mlm", steps=1)])
+    make_trainer(callbacks=[schedule], logger=logger, limit_val_batches=0).fit(LitMLM(str(bert_folder)), data)
+    rows = list(csv.DictReader((Path(logger.log_dir) / "metrics.csv").open()))
+    logged = [(bool(row["train/mlm_loss"]), bool(row["train/clm_loss"])) for row in rows]
+    assert logged == [(True, False)] * 2 + [(False, True)] * 3 + [(True, False)]
 
 
 def test_r01_a_scheduler_steps_once_per_optimizer_step(
