@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from lit_encoders.models.attention import ATTENTION_NAME, PackLayout, register_packed_attention
 from lit_encoders.models.heads import ExtraHead
@@ -264,6 +264,15 @@ class Backbone(nn.Module):
         head = ExtraHead(self.model, self.architecture.head, self.architecture.transform, tied)
         self.heads[name] = head
         return head
+
+    def fill_head(self, name: str) -> None:
+        """Copy the values of the model's own head into an added one."""
+        if isinstance(self, FSDPModule):
+            # After a forward without a backward (validation) the gathered weights still stand in the parameters'
+            # place; what is written into those is lost.
+            self.reshard()
+        extra: ExtraHead = self.heads[name]  # type: ignore[assignment]
+        extra.copy_from(self.model)
 
     def resting_parameters(self, head: str | None) -> list[nn.Parameter]:
         """Parameters of all heads but one: a step that uses ``head`` must leave them as they are.

@@ -195,6 +195,7 @@ class LitEncoder(LightningModule):
         self._clm_head_filled = clm_head == "fresh"
         self._tokens = torch.zeros((), dtype=torch.int64)
         self._window = _Window()
+        self._logged_losses: set[str] = set()
         self._val_losses: dict[Objective, MeanMetric] = {}
         self._backend: Literal["varlen", "flash_attn", "sdpa"] = "sdpa"
         self.objective = objective or self.default_objective
@@ -380,7 +381,7 @@ class LitEncoder(LightningModule):
         torch.manual_seed(single_key(self.seed, Purpose.DROPOUT, *batch.here) >> 1)
         if self.objective == "clm" and self.clm_head == "copy" and not self._clm_head_filled:
             assert self.backbone is not None
-            self.backbone.heads["clm"].copy_from(self.backbone.model)  # type: ignore[operator]
+            self.backbone.fill_head("clm")
             self._clm_head_filled = True
         loss = self.training_loss(batch)
         self._window.add(loss, batch.num_tokens)
@@ -464,10 +465,10 @@ class LitEncoder(LightningModule):
     def _forget_losses_except(self, losses: Mapping[str, Tensor]) -> None:
         """Lightning would go on logging the last MLM loss at every CLM step: it keeps what was logged once."""
         results = self.trainer._results
-        if results is not None:
-            names = {key: key.partition(".")[2] for key in results}
-            for key in [key for key, name in names.items() if name.endswith("loss") and name not in losses]:
-                del results[key]
+        for name in self._logged_losses - set(losses):
+            if results is not None:
+                results.pop(f"optimizer_step.{name}", None)
+        self._logged_losses = set(losses)
 
     def _log_against_tokens(self, losses: Mapping[str, Any]) -> None:
         # The x of other loggers is one counter for everything, so a second x axis is TensorBoard's alone.

@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch import Trainer
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from lit_encoders import LitMLM, Loss, TextDataModule
 from lit_encoders.callbacks import CLMDetour
@@ -43,15 +45,43 @@ class Scripted(LitMLM):
         self.gradients.append(float("nan") if self.weight.grad is None else self.weight.grad.item())
 
 
-def main(folder: str, text: str, output: str, devices: int) -> None:
+def full_state(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Whole tensors, gathered where they are sharded."""
+    state = module.state_dict()
+    return {name: (x.full_tensor() if isinstance(x, DTensor) else x).clone() for name, x in state.items()}
+
+
+def moments(trainer: Trainer, module: Any) -> dict[str, torch.Tensor]:
+    """First moments of the two heads' transforms."""
+    state = trainer.optimizers[0].state
+    found = {n: state[p]["exp_avg"] for n, p in module.named_parameters() if "transform.dense" in n and p in state}
+    return {name: (x.full_tensor() if isinstance(x, DTensor) else x).clone() for name, x in found.items()}
+
+
+class Heads(Callback):
+    """State of both heads at the ends of the phases, to see that one rests while the other works."""
+
+    def __init__(self) -> None:
+        self.seen: dict[int, Any] = {}
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *_: Any) -> None:
+        if trainer.global_step in (3, 13):
+            state = {n: x for n, x in full_state(pl_module).items() if "transform.dense" in n}
+            self.seen[trainer.global_step] = {"weights": state, "moments": moments(trainer, pl_module)}
+
+
+def main(folder: str, text: str, output: str, strategy: str) -> None:
+    devices = 1 if strategy == "auto" else 2
     settings: dict[str, Any] = {
-        "accelerator": "cpu", "devices": devices, "strategy": "ddp" if devices > 1 else "auto", "max_epochs": -1,
+        "accelerator": "cpu", "devices": devices, "strategy": strategy, "max_epochs": -1,
         "logger": False, "enable_checkpointing": False, "enable_progress_bar": False,
         "enable_model_summary": False, "num_sanity_val_steps": 0, "log_every_n_steps": 1, "default_root_dir": output,
     }  # fmt: skip
     data = TextDataModule(text, sequence_length=48, slots=96, val_share=0.2)
     result: dict[str, Any] = {}
-    if devices > 1:
+    if strategy == "fsdp2":
+        settings["strategy"] = ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1)
+    if strategy == "ddp":
         scripted = Scripted(folder)
         trainer = Trainer(**settings, max_steps=3, limit_val_batches=0)
         trainer.fit(scripted, data)
@@ -65,24 +95,24 @@ def main(folder: str, text: str, output: str, devices: int) -> None:
             self.labels.append(targets.labels.tolist())
             return super().training_loss(batch)
 
-    module = Packs(folder, learning_rate=1e-2)
+    module = Packs(folder, learning_rate=1e-3, clm_head="copy")
     module.packs, module.labels = [], []
-    module.configure_model()
-    for dropout in module.backbone.modules():
-        if isinstance(dropout, nn.Dropout):
-            dropout.p = 0.0
-    detour = CLMDetour(steps=10, decay_share=0.5, keep_checkpoints=False)
-    trainer = Trainer(**settings, callbacks=[detour], accumulate_grad_batches=2 // devices, gradient_clip_val=1.0)
+    detour = CLMDetour(steps=10, decay_share=0.5, head_warmup_steps=3, keep_checkpoints=False)
+    heads = Heads()
+    trainer = Trainer(
+        **settings, callbacks=[detour, heads], accumulate_grad_batches=2 // devices, gradient_clip_val=1.0
+    )
     trainer.fit(module, data)
     result |= {
         "packs": module.packs,
         "labels": module.labels,
         "tokens": module.tokens,
-        "state": module.backbone.state_dict(),
+        "state": full_state(module.backbone),
+        "heads": heads.seen,
         "val": {name: float(value) for name, value in trainer.callback_metrics.items() if "loss" in name},
     }
-    torch.save(result, Path(output) / f"world{devices}-rank{trainer.global_rank}.pt")
+    torch.save(result, Path(output) / f"{strategy}-rank{trainer.global_rank}.pt")
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:4], int(sys.argv[4]))
+    main(*sys.argv[1:5])
