@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -87,7 +88,8 @@ class TextDataModule(LightningDataModule):
 
     Args:
         train: files of plain text or JSON lines (gzipped or not), globs, or ``example:NAME``.
-        val: the same for validation; None takes ``val_share`` of the training documents.
+        val: the same for validation; several sets by name, each logged as ``val/<name>/...``; None takes
+            ``val_share`` of the training documents.
         val_share: share of documents held out where ``val`` is None, in (0, 1); equal texts stay on one side.
         sequence_length: longest piece of a document in tokens, special tokens included.
         slots: tokens of a pack, at least ``sequence_length``; None takes ``sequence_length``.
@@ -105,7 +107,7 @@ class TextDataModule(LightningDataModule):
     def __init__(
         self,
         train: str | list[str],
-        val: str | list[str] | None = None,
+        val: str | list[str] | dict[str, str | list[str]] | None = None,
         val_share: float = 0.01,
         sequence_length: int = 512,
         slots: int | None = None,
@@ -126,7 +128,13 @@ class TextDataModule(LightningDataModule):
         if num_workers < 0:
             raise ValueError(f"data.num_workers must be at least 0, got {num_workers}")
         self.train_source = as_source(train, text_column, sample_by, "data.train")
-        self.val_source = None if val is None else as_source(val, text_column, sample_by, "data.val")
+        named = val if isinstance(val, dict) else {} if val is None else {"": val}
+        if isinstance(val, dict) and not (val and all(re.fullmatch(r"[\w-]+", name) for name in val)):
+            raise ValueError(f"data.val must name its sets in letters, digits, '_' and '-', got {sorted(val)}")
+        self.val_sources = {
+            name: as_source(files, text_column, sample_by, f"data.val.{name}".rstrip("."))
+            for name, files in named.items()
+        }
         self.val_share = val_share
         self.sequence_length = sequence_length
         self.slots = slots or sequence_length
@@ -136,6 +144,7 @@ class TextDataModule(LightningDataModule):
         self.cache_dir = Path(cache_dir) if cache_dir else default_cache()
         self.position = Position()
         self.plans: dict[str, PackPlan] = {}
+        self._stores: dict[str, Path] | None = None
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -150,56 +159,55 @@ class TextDataModule(LightningDataModule):
         return load_tokenizer(model_source(self.tokenizer_name), "data.tokenizer")
 
     def _folders(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, Path]:
-        """Where each split's store stands: named by what it depends on."""
+        """Where the store of each split stands: "train", and "val" or one "val/<name>" per named set.
+
+        A folder is named by what it depends on: the text, how it is split, and the tokenizer.
+        """
         by_tokenizer = tokenizer_digest(tokenizer)
 
         def folder(*facts: str) -> Path:
-            return (
-                self.cache_dir
-                / hashlib.sha256("\n".join([str(FORMAT), by_tokenizer, *facts]).encode()).hexdigest()[:32]
-            )
+            key = hashlib.sha256("\n".join([str(FORMAT), by_tokenizer, *facts]).encode()).hexdigest()
+            return self.cache_dir / key[:32]
 
-        if self.val_source is None:
+        if not self.val_sources:
             both = folder(self.train_source.digest(), repr(self.val_share))
             return {"train": both / "train", "val": both / "val"}
-        return {
-            "train": folder(self.train_source.digest()) / "train",
-            "val": folder(self.val_source.digest()) / "train",
-        }
+        folders = {"train": folder(self.train_source.digest()) / "train"}
+        for name, source in self.val_sources.items():
+            folders[f"val/{name}".rstrip("/")] = folder(source.digest()) / "train"
+        return folders
 
     @override
     def prepare_data(self) -> None:
         self._check_length()
         tokenizer = self.tokenizer
-        folders = self._folders(tokenizer)
-        jobs = [(folders["train"].parent, self.train_source)]
-        if self.val_source is not None:
-            jobs.append((folders["val"].parent, self.val_source))
-        for folder, source in jobs:
-            if folder.exists():
-                continue
-            rank_zero_info(f"Tokenising {', '.join(source.files)}")
-            names = ("train", "val") if self.val_source is None else ("train",)
-            write_stores(source.documents(), tokenizer, self._split, names, folder)
-        for name, path in folders.items():
+        self._stores = self._folders(tokenizer)
+        sources = {"train": self.train_source}
+        sources |= {f"val/{name}".rstrip("/"): source for name, source in self.val_sources.items()}
+        for name, source in sources.items():
+            folder = self._stores[name].parent
+            if not folder.exists():
+                rank_zero_info(f"Tokenising {', '.join(source.files)}")
+                names = ("train",) if self.val_sources else ("train", "val")
+                write_stores(source.documents(), tokenizer, self._split, names, folder)
+        for name, path in self._stores.items():
             meta = TokenStore(path).meta
-            if meta.num_documents == 0 and (name == "train" or self.val_source is not None):
-                files = ", ".join(
-                    (self.train_source if name == "train" else self.val_source or self.train_source).files
-                )
-                raise ValueError(f"data.{name} must hold at least one document that is not blank, got none in {files}")
-            if meta.num_documents == 0:
+            if meta.num_documents == 0 and name not in sources:
                 raise ValueError(
                     f"data.val_share must give at least one document: raise it or set data.val, got {self.val_share}"
                 )
+            if meta.num_documents == 0:
+                source = sources[name]
+                files = ", ".join(source.files)
+                raise ValueError(f"{source.key} must hold at least one document that is not blank, got none in {files}")
             if meta.num_literal_specials:
                 rank_zero_warn(
                     f"data.{name}: the string of a special token stands in {meta.num_literal_specials} documents; "
                     "there it is read as ordinary text"
                 )
 
-    def _split(self, text: str) -> str:
-        held_out = self.val_source is None and in_split(text, self.val_share)
+    def _split(self, text: Any) -> str:
+        held_out = not self.val_sources and in_split(text, self.val_share)
         return "val" if held_out else "train"
 
     def _check_length(self) -> None:
@@ -221,24 +229,37 @@ class TextDataModule(LightningDataModule):
             )
         pad = tokenizer.pad_token_id
         self.pad_id = pad if pad is not None else (tokenizer.eos_token_id or 0)
-        for name, path in self._folders(tokenizer).items():
-            self.plans[name] = PackPlan(
+        # Other ranks than the first of a machine have not prepared anything themselves.
+        stores = self._stores or self._folders(tokenizer)
+        self.plans = {
+            name: PackPlan(
                 TokenStore(path), around, self.slots, self.sequence_length, self.seed, shuffle=name == "train"
             )
+            for name, path in stores.items()
+        }
         if stage == "fit":
             # A new fit begins at the beginning; a resumed one restores its position after this.
             self.position = Position()
             self._report_fill()
 
     def _report_fill(self) -> None:
-        packs = self.plans["train"].window(0, 0)
-        fill = sum(int(pack.lengths.sum()) for pack in packs) / (self.slots * len(packs))
         # The last of a few packs is rarely full, whatever the documents.
-        if fill < LOW_FILL and len(packs) >= ENOUGH_PACKS:
+        if self.fill < LOW_FILL and len(self.plans["train"].window(0, 0)) >= ENOUGH_PACKS:
             rank_zero_warn(
-                f"packs are {fill:.0%} full: documents do not combine well into {self.slots} slots; "
+                f"packs are {self.fill:.0%} full: documents do not combine well into {self.slots} slots; "
                 "a larger data.slots wastes less"
             )
+
+    @property
+    def fill(self) -> float:
+        """Share of the slots of the first window's packs that hold tokens."""
+        packs = self.plans["train"].window(0, 0)
+        return sum(int(pack.lengths.sum()) for pack in packs) / (self.slots * len(packs))
+
+    @property
+    def val_names(self) -> list[str]:
+        """Names of the validation sets, in the order of their loaders; one empty name for a single set."""
+        return [name.removeprefix("val").removeprefix("/") for name in self.plans if name != "train"]
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -271,8 +292,12 @@ class TextDataModule(LightningDataModule):
         return self._loader("train", lambda: plan.for_rank(self.position, rank, world, multiple))
 
     @override
-    def val_dataloader(self) -> PackLoader:
-        return self._loader("val", partial(self.plans["val"].for_rank, Position(), *self._ranks(), 1))
+    def val_dataloader(self) -> list[PackLoader]:
+        return [
+            self._loader(name, partial(plan.for_rank, Position(), *self._ranks(), 1))
+            for name, plan in self.plans.items()
+            if name != "train"
+        ]
 
     @override
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:

@@ -98,8 +98,8 @@ class LitEncoder(LightningModule):
 
     Subclasses override `training_loss` for another objective, or ``configure_optimizers``; nothing else has to change.
 
-    Logged: ``train/{mlm_loss,clm_loss,objective,tokens,targets,learning_rate}``, ``val/{mlm,clm}_{loss,perplexity}``,
-    and with TensorBoard ``tokens/...``, the losses against tokens. Losses are nats per target.
+    Logged: ``train/{mlm_loss,clm_loss,objective,tokens,targets,learning_rate}``, ``val/{mlm,clm}_{loss,perplexity}``
+    (``val/<name>/...`` for named sets), and with TensorBoard ``tokens/...``, the losses against tokens. Losses are nats per target.
 
     Args:
         backbone: folder or hub name of a masked or causal LM, ``example:NAME``, or the settings of a configuration
@@ -196,7 +196,8 @@ class LitEncoder(LightningModule):
         self._tokens = torch.zeros((), dtype=torch.int64)
         self._window = _Window()
         self._logged_losses: set[str] = set()
-        self._val_losses: dict[Objective, MeanMetric] = {}
+        self._val_losses: list[dict[Objective, MeanMetric]] = []
+        self._val_names: list[str] = []
         self._backend: Literal["varlen", "flash_attn", "sdpa"] = "sdpa"
         self.objective = objective or self.default_objective
 
@@ -481,13 +482,15 @@ class LitEncoder(LightningModule):
     @override
     def on_validation_epoch_start(self) -> None:
         objectives: list[Objective] = ["clm"] if self.mask_vocabulary is None else ["mlm", "clm"]
-        self._val_losses = {name: MeanMetric().to(self.device) for name in objectives}
-        for metric in self._val_losses.values():
+        names = getattr(getattr(self.trainer, "datamodule", None), "val_names", [""])
+        self._val_losses = [{objective: MeanMetric().to(self.device) for objective in objectives} for _ in names]
+        self._val_names = [f"val/{name}/" if name else "val/" for name in names]
+        for metric in (metric for metrics in self._val_losses for metric in metrics.values()):
             metric.set_dtype(torch.float64)
 
     @override
-    def validation_step(self, batch: PackedBatch, batch_idx: int) -> None:
-        for objective, metric in self._val_losses.items():
+    def validation_step(self, batch: PackedBatch, batch_idx: int, dataloader_idx: int = 0) -> None:
+        for objective, metric in self._val_losses[dataloader_idx].items():
             targets = self.targets(batch, objective, mask_ratio=self.val_mask_ratio, seed=VALIDATION_SEED, epoch=0)
             if targets.num_targets:
                 total = self.pack_loss(batch, objective, targets)
@@ -496,10 +499,11 @@ class LitEncoder(LightningModule):
     @override
     def on_validation_epoch_end(self) -> None:
         metrics = {}
-        for objective, metric in self._val_losses.items():
-            loss = metric.compute()
-            metrics[f"val/{objective}_loss"] = loss
-            metrics[f"val/{objective}_perplexity"] = loss.exp()
+        for name, by_objective in zip(self._val_names, self._val_losses, strict=True):
+            for objective, metric in by_objective.items():
+                loss = metric.compute()
+                metrics[f"{name}{objective}_loss"] = loss
+                metrics[f"{name}{objective}_perplexity"] = loss.exp()
         self.log_dict(metrics)
         if self.trainer.state.fn == "fit":
             # Lightning would place what follows step k at k - 1; a metric named "step" is its x.

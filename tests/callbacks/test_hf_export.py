@@ -39,7 +39,7 @@ def detour(
 def plain_mlm_loss(model: Any, module: LitMLM, data: TextDataModule, autocast: bool) -> float:
     """The held-out MLM loss by plain transformers: each document alone, on the masks of the run's validation."""
     total, count = 0.0, 0
-    for batch in data.val_dataloader():
+    for batch in data.val_dataloader()[0]:
         targets = module.targets(batch, "mlm", mask_ratio=0.15, seed=0, epoch=0)
         labels = torch.full_like(batch.input_ids, -100).index_copy(0, targets.rows, targets.labels)
         for ids, label in zip(

@@ -71,7 +71,7 @@ def test_u05_any_position_goes_on_as_the_whole_does(make_data: Callable[..., Tex
 def test_validation_holds_every_document_once(make_data: Callable[..., TextDataModule]) -> None:
     data = make_data()
     for _ in range(2):
-        documents = [d for batch in data.val_dataloader() for d in batch.documents.tolist()]
+        documents = [d for batch in data.val_dataloader()[0] for d in batch.documents.tolist()]
         assert sorted(documents) == list(range(len(data.plans["val"].store)))
 
 
@@ -186,3 +186,38 @@ def test_fill_of_real_text() -> None:
     assert plan.num_windows == 1
     assert len(packs) >= 500
     assert sum(int(pack.lengths.sum()) for pack in packs) / (512 * len(packs)) >= 0.98
+
+
+def test_named_validation_sets_are_logged_each(
+    bert_folder: Path, text_file: Path, tmp_path: Path, make_trainer: MakeTrainer
+) -> None:
+    """Each equals the figure of a validation on that set alone."""
+    other = tmp_path / "other.txt"
+    other.write_text("\n".join(f"w{i} w{i + 1} w{i + 2} w{i + 3}" for i in range(60)))
+    module = LitMLM(str(bert_folder))
+
+    def validate(val: Any) -> dict[str, float]:
+        data = TextDataModule(str(text_file), val=val, sequence_length=48, slots=96)
+        return dict(make_trainer(num_sanity_val_steps=0).validate(module, data, verbose=False)[0])
+
+    both = validate({"target": str(text_file), "general": str(other)})
+    alone = {"target": validate(str(text_file)), "general": validate(str(other))}
+    assert len(both) == 8
+    for name, figures in alone.items():
+        for key, value in figures.items():
+            assert both[key.replace("val/", f"val/{name}/")] == value
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a/b"])
+def test_names_of_validation_sets(name: str) -> None:
+    with pytest.raises(ValueError, match=r"data\.val must name its sets"):
+        TextDataModule("t.txt", val={name: "v.txt"})
+
+
+def test_an_empty_named_set_names_its_key(bert_folder: Path, text_file: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty.txt").write_text("\n")
+    data = TextDataModule(
+        str(text_file), val={"fr": str(tmp_path / "empty.txt")}, tokenizer=str(bert_folder), sequence_length=16
+    )
+    with pytest.raises(ValueError, match=r"data\.val\.fr must hold at least one document"):
+        data.prepare_data()
