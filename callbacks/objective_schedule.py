@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -314,11 +314,43 @@ class ObjectiveSchedule(Callback):
         trainer.val_check_batch = self._val_check_batch
         self._keep(trainer)
 
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        return {"phases": [asdict(phase) for phase in self.resolved]}
+
+    @override
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        saved = next((s for key, s in checkpoint["callbacks"].items() if key == self.state_key), None)
+        for number, old in enumerate(saved["phases"] if saved else []):
+            if old["stop"] > checkpoint["global_step"]:
+                break
+            new = asdict(self.resolved[number]) if number < len(self.resolved) else None
+            if new != old:
+                raise ValueError(
+                    f"schedule: the phases that a checkpoint has passed must stay as they were: {old['phase']['name']!r} "
+                    f"was {_differences(old, new)}"
+                )
+
+    @property
+    @override
+    def state_key(self) -> str:
+        # One schedule to a run: a detour may go on as any other schedule.
+        return "ObjectiveSchedule"
+
     def _keep(self, trainer: Trainer) -> None:
         assert self._ended is not None
         name, self._ended = self._ended.name, None
         if self.keep_checkpoints:
             trainer.save_checkpoint(Path(trainer.default_root_dir) / "checkpoints" / f"{name}.ckpt", weights_only=False)
+
+
+def _differences(old: dict[str, Any], new: dict[str, Any] | None) -> str:
+    """What differs between a phase as it was and as it is asked for now."""
+    if new is None:
+        return "part of the schedule, got fewer phases"
+    before, after = ({**state, **state["phase"]} for state in (old, new))
+    keys = [key for key in before if key != "phase" and before[key] != after[key]]
+    return ", ".join(f"{key} {before[key]!r}, got {after[key]!r}" for key in keys)
 
 
 class CLMDetour(ObjectiveSchedule):

@@ -552,6 +552,17 @@ class LitEncoder(LightningModule):
             "losses": {name: float(metrics[name]) for name in metrics if re.fullmatch(r"val/.*loss", name)},
         }
 
+    def _check_state(self, state: Mapping[str, Tensor]) -> None:
+        """Refuse a checkpoint of another model, in one line."""
+        own = self.state_dict()
+        wrong = [name for name in {**own, **state} if name not in own or name not in state]
+        wrong = wrong or [name for name, tensor in state.items() if tensor.shape != own[name].shape]
+        if wrong:
+            raise ValueError(
+                f"the checkpoint must be of this model: {len(wrong)} tensors are missing, unknown or of another shape, "
+                f"got {', '.join(wrong[:3])}"
+            )
+
     @override
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         # What an export needs, should the folder that the run began from be gone.
@@ -559,5 +570,6 @@ class LitEncoder(LightningModule):
 
     @override
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self._check_state(checkpoint["state_dict"])
         self._tokens = torch.tensor(checkpoint["lit_encoders"]["tokens"])
         self._clm_head_filled = checkpoint["lit_encoders"]["clm_head_filled"]

@@ -159,6 +159,32 @@ def test_a_run_resumed_from_a_phase_ends_bit_equal(
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
 
 
+def test_a_fork_may_change_what_is_to_come_only(
+    bert_folder: Path, text_file: Path, make_trainer: MakeTrainer, tmp_path: Path
+) -> None:
+    """From the end of the detour: another decay keeps moments and position; another detour is refused."""
+
+    def fit(folder: str, ckpt_path: Path | None, module: LitMLM | None = None, **settings: Any) -> list[float]:
+        recorder = Recorder()
+        data = TextDataModule(str(text_file), sequence_length=48, slots=96, val_share=0.1)
+        schedule = CLMDetour(**{"steps": 6, "decay_share": 0.5, **settings})
+        trainer = make_trainer(callbacks=[schedule, recorder], default_root_dir=tmp_path / folder)
+        trainer.fit(module or LitMLM(str(bert_folder)), data, ckpt_path=ckpt_path)
+        return [row[0] for row in recorder.rows]
+
+    fit("whole", None)
+    checkpoint = tmp_path / "whole" / "checkpoints" / "detour.ckpt"
+    assert fit("fork", checkpoint, decay_share=0.8, decay_mask_ratio=0.3) == [6, 7, 8, 9, 10]
+    with pytest.raises(ValueError, match=r"passed must stay as they were: 'detour' was stop 6, got 7"):
+        fit("other", checkpoint, steps=7)
+    config = {
+        "model_type": "bert", "vocab_size": 95, "hidden_size": 16, "num_hidden_layers": 3,
+        "num_attention_heads": 2, "intermediate_size": 64, "max_position_embeddings": 128,
+    }  # fmt: skip
+    with pytest.raises(ValueError, match="the checkpoint must be of this model: .* of another shape"):
+        fit("other", checkpoint, LitMLM(config, tokenizer=str(bert_folder)))
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
