@@ -18,7 +18,7 @@ from typing_extensions import override
 from lit_encoders.data.examples import model_source
 from lit_encoders.data.packs import Pack, PackedBatch, PackPlan, Position, gather
 from lit_encoders.data.sources import SampleBy, as_source, in_split
-from lit_encoders.data.tokens import FORMAT, TokenStore, affixes, tokenizer_digest, write_stores
+from lit_encoders.data.tokens import FORMAT, Document, TokenStore, affixes, tokenizer_digest, write_stores
 from lit_encoders.objectives.hashing import resolve_seed
 
 if TYPE_CHECKING:
@@ -87,14 +87,15 @@ class TextDataModule(LightningDataModule):
     without end unless the trainer has ``max_epochs``.
 
     Args:
-        train: files of plain text or JSON lines (gzipped or not), globs, or ``example:NAME``.
+        train: files (text, JSON lines, csv, tsv, parquet; .gz and .zst), globs, a folder that `datasets` saved,
+            ``hub:OWNER/NAME``, or ``example:NAME``; see `TextSource`.
         val: the same for validation; several sets by name, each logged as ``val/<name>/...``; None takes
             ``val_share`` of the training documents.
         val_share: share of documents held out where ``val`` is None, in (0, 1); equal texts stay on one side.
         sequence_length: longest piece of a document in tokens, special tokens included.
         slots: tokens of a pack, at least ``sequence_length``; None takes ``sequence_length``.
         tokenizer: folder or hub name; None takes the module's.
-        text_column: key of the text in JSON lines.
+        text_column: column of the text, or of token ids, in anything but plain text.
         sample_by: what a document of a plain text file is.
         num_workers: processes that read tokens; 0 reads in this one.
         seed: of the order of documents; None takes the one of ``seed_everything``, else 0.
@@ -206,8 +207,8 @@ class TextDataModule(LightningDataModule):
                     "there it is read as ordinary text"
                 )
 
-    def _split(self, text: Any) -> str:
-        held_out = not self.val_sources and in_split(text, self.val_share)
+    def _split(self, document: Document) -> str:
+        held_out = not self.val_sources and in_split(document, self.val_share)
         return "val" if held_out else "train"
 
     def _check_length(self) -> None:

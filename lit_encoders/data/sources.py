@@ -1,22 +1,21 @@
-"""Documents out of files: plain text and JSON lines, gzipped or not, and the examples."""
+"""Documents out of files, saved datasets, the hub and the examples: text, or ids that were tokenised before."""
 
 from __future__ import annotations
 
 import glob
-import gzip
 import hashlib
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Literal, cast, get_args
+from typing import Any, get_args
+
+import numpy as np
 
 from lit_encoders.data.examples import PREFIX, find_example
-
-SampleBy = Literal["line", "paragraph", "document"]
-
-_TEXT = {".txt", ".text", ".md"}
-_JSON_LINES = {".jsonl", ".json", ".ndjson"}
+from lit_encoders.data.formats import ENDINGS, Input, Placed, Reading, TextFile, hash_files
+from lit_encoders.data.formats import SampleBy as SampleBy
+from lit_encoders.data.tables import HUB, HubDataset, SavedDataset
+from lit_encoders.data.tokens import Document, TokenIds
 
 
 @dataclass(frozen=True)
@@ -24,8 +23,9 @@ class TextSource:
     """Where documents come from.
 
     Args:
-        files: paths, globs or ``example:NAME``.
-        text_column: key of the text in JSON lines.
+        files: paths or globs; folders that `datasets` saved, as ``FOLDER`` or ``FOLDER#SPLIT``; ``hub:OWNER/NAME`` or
+            ``hub:OWNER/NAME:CONFIG#SPLIT``; ``example:NAME``.
+        text_column: column of the documents in everything that has columns: text, or lists of token ids.
         sample_by: what one document of a plain text file is: a line, a paragraph (blank lines between), or the file.
         key: the setting that the user wrote, for messages.
     """
@@ -36,98 +36,103 @@ class TextSource:
     key: str = "data.train"
 
     def paths(self) -> list[Path]:
-        """Resolve names into files that exist, in a fixed order.
+        """Resolve names into files and folders that exist, in a fixed order; what is on the hub has none.
 
         Raises:
             ValueError: a file is missing or of no known kind, or an example is not installed.
         """
-        paths: list[Path] = []
-        for name in self.files:
-            if name.startswith(PREFIX):
-                paths.append(find_example(name)[1])
-                continue
-            pattern = glob.has_magic(name) and not Path(name).is_file()
-            matches = sorted(glob.glob(name, recursive=True)) if pattern else [name]
-            files = [Path(match) for match in matches if Path(match).is_file()]
-            if not files:
-                raise ValueError(f"{self.key} must name files that exist, got {name!r}")
-            for file in files:
-                if _kind(file) not in _TEXT | _JSON_LINES:
-                    known = ", ".join(sorted(_TEXT | _JSON_LINES))
-                    raise ValueError(f"{self.key} must end in one of {known} (or one of these and .gz), got '{file}'")
-            paths += files
-        return paths
+        return [found.path for found in self._inputs() if found.path is not None]
 
     def digest(self) -> str:
-        """Hash what the documents depend on: the files' bytes and how they are read."""
+        """Hash what the documents depend on: the content of the files, and how they are read."""
         total = hashlib.sha256(repr((self.text_column, self.sample_by)).encode())
-        for path in self.paths():
-            with path.open("rb") as file:
-                total.update(hashlib.file_digest(file, "sha256").digest())
+        for found in self._inputs():
+            total.update(found.digest(self._reading).encode())
         return total.hexdigest()
 
-    def documents(self) -> Iterator[str]:
-        """Yield every document that is not blank.
+    def documents(self) -> Iterator[Document]:
+        """Yield every document that is not empty or blank: text, or its ids.
 
         Raises:
-            ValueError: a line of JSON is broken, or lacks the column; the message has the file and the line's number.
+            ValueError: something cannot be read, lacks the column, or is no document; the message has the file and the
+                number of the line or record.
         """
+        for found in self._inputs():
+            for place, value in found.values(self._reading):
+                document = self._checked(value, place)
+                if document and not (isinstance(document, str) and document.isspace()):
+                    yield document
+
+    @property
+    def _reading(self) -> Reading:
+        return Reading(self.text_column, self.sample_by, self.key)
+
+    def _inputs(self) -> list[Input]:
+        inputs: list[Input] = []
         for name in self.files:
             if name.startswith(PREFIX):
-                example, path = find_example(name)
-                if example.documents is None:
-                    raise ValueError(f"{self.key} must name a text, got the model {name!r}")
-                yield from example.documents(path)
-                continue
-            single = TextSource((name,), self.text_column, self.sample_by, self.key)
-            for path in single.paths():
-                yield from (text for text in self._read(path) if text and not text.isspace())
+                inputs.append(self._example(name))
+            elif name.startswith(HUB):
+                inputs.append(HubDataset(name))
+            else:
+                inputs += self._local(name)
+        return inputs
 
-    def _read(self, path: Path) -> Iterator[str]:
-        try:
-            with _open(path) as file:
-                yield from self._json_lines(path, file) if _kind(path) in _JSON_LINES else self._text(file)
-        except (UnicodeDecodeError, EOFError, OSError) as error:
-            raise ValueError(f"{self.key} must be readable as UTF-8 text, got '{path}' ({error})") from error
+    def _example(self, name: str) -> Input:
+        example, path = find_example(name)
+        if example.documents is None:
+            raise ValueError(f"{self.key} must name a text, got the model {name!r}")
+        return _ExampleText(name, path, example.documents)
 
-    def _json_lines(self, path: Path, file: IO[str]) -> Iterator[str]:
-        for number, line in enumerate(file, start=1):
-            if line.isspace():
-                continue
+    def _local(self, name: str) -> list[Input]:
+        folder, mark, split = name.rpartition("#")
+        if mark and not Path(name).exists() and SavedDataset(Path(folder)).is_known():
+            return [SavedDataset(Path(folder), split)]
+        pattern = glob.has_magic(name) and not Path(name).exists()
+        inputs: list[Input] = []
+        for path in map(Path, sorted(glob.glob(name, recursive=True)) if pattern else [name]):
+            if path.is_file() and not TextFile(path).is_known():
+                raise ValueError(f"{self.key} must end in one of {ENDINGS}, got '{path}'")
+            if path.is_file():
+                inputs.append(TextFile(path))
+            elif SavedDataset(path).is_known():
+                inputs.append(SavedDataset(path))
+        if not inputs:
+            hint = " (a folder that `save_to_disk` did not write)" if Path(name).is_dir() else ""
+            raise ValueError(f"{self.key} must name files that exist, got {name!r}{hint}")
+        return inputs
+
+    def _checked(self, value: Any, place: str) -> Document:
+        """Take a value as a document, or say what it is instead."""
+        where = f"{self.key}: column {self.text_column!r} in {place}"
+        if isinstance(value, str):
             try:
-                record = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise ValueError(
-                    f"{self.key}: line {number} of '{path}' must be JSON, got {line.strip()[:60]!r} ({error.msg})"
-                ) from None
-            if not isinstance(record, dict) or self.text_column not in record:
-                columns = ", ".join(record) if isinstance(record, dict) else type(record).__name__
-                raise ValueError(
-                    f"{self.key}: line {number} of '{path}' must have the column {self.text_column!r} "
-                    f"(data.text_column), got {columns}"
-                )
-            text = record[self.text_column]
-            if not isinstance(text, str):
-                raise ValueError(
-                    f"{self.key}: column {self.text_column!r} in line {number} of '{path}' must be text, "
-                    f"got {text!r:.60}"
-                )
-            yield text
+                value.encode()
+            except UnicodeEncodeError:
+                # JSON can write halves of surrogate pairs, which no tokenizer takes.
+                raise ValueError(f"{where} must be text without lone surrogates, got {value!a:.60}") from None
+            return value
+        if not isinstance(value, list):
+            raise ValueError(f"{where} must be text or a list of token ids, got {value!r:.60}")
+        # True and False are integers to Python, but no ids.
+        for item in value:
+            if type(item) is not int:
+                raise ValueError(f"{where} must be text or a list of token ids, got a list with {item!r:.60}")
+        return TokenIds(value, where)
 
-    def _text(self, file: IO[str]) -> Iterator[str]:
-        if self.sample_by == "document":
-            yield file.read()
-        elif self.sample_by == "line":
-            yield from (line.rstrip("\n") for line in file)
-        else:
-            paragraph: list[str] = []
-            for line in file:
-                if line.isspace():
-                    yield "".join(paragraph)
-                    paragraph = []
-                else:
-                    paragraph.append(line)
-            yield "".join(paragraph)
+
+@dataclass(frozen=True)
+class _ExampleText:
+    name: str
+    path: Path
+    read: Callable[[Path], Iterator[str]]
+
+    def values(self, reading: Reading) -> Iterator[Placed]:
+        return ((f"'{self.name}'", text) for text in self.read(self.path))
+
+    def digest(self, reading: Reading) -> str:
+        files = [self.path] if self.path.is_file() else sorted(p for p in self.path.rglob("*") if p.is_file())
+        return hash_files(files, self.name, reading.key)
 
 
 def as_source(files: str | Sequence[str], text_column: str, sample_by: SampleBy, key: str) -> TextSource:
@@ -138,22 +143,12 @@ def as_source(files: str | Sequence[str], text_column: str, sample_by: SampleBy,
     return TextSource(names, text_column, sample_by, key)
 
 
-def in_split(text: str, share: float) -> bool:
-    """Whether a document belongs to a share of the corpus, by its content: equal texts fall on the same side.
+def in_split(document: Document, share: float) -> bool:
+    """Whether a document belongs to a share of the corpus, by its content: equal documents fall on the same side.
 
     >>> [in_split("same", 0.5) for _ in range(2)] in ([True, True], [False, False])
     True
     """
-    draw = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest())
+    content = document.encode() if isinstance(document, str) else np.array(document, "<i8").tobytes()
+    draw = int.from_bytes(hashlib.blake2b(content, digest_size=8).digest())
     return draw < share * 2.0**64
-
-
-def _kind(path: Path) -> str:
-    return path.with_suffix("").suffix.lower() if path.suffix == ".gz" else path.suffix.lower()
-
-
-def _open(path: Path) -> IO[str]:
-    if path.suffix == ".gz":
-        return cast(IO[str], gzip.open(path, "rt", encoding="utf-8-sig"))
-    # "-sig": a byte order mark is no part of the first document.
-    return path.open(encoding="utf-8-sig")

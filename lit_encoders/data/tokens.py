@@ -7,9 +7,8 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +19,20 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 FORMAT = 1
+# Of documents, and of their characters and ids: a thousand whole books at once would not fit the memory.
 _BATCH = 1000
+_BATCH_SIZE = 10_000_000
+
+# Text, or the ids of what stands between a document's special tokens.
+Document = str | list[int]
+
+
+class TokenIds(list[int]):
+    """Ids of one document that know where they stand, for messages."""
+
+    def __init__(self, ids: Iterable[int], place: str) -> None:
+        super().__init__(ids)
+        self.place = place
 
 
 @dataclass(frozen=True)
@@ -31,7 +43,7 @@ class StoreMeta:
         num_documents: documents.
         num_tokens: tokens of their content, special tokens around documents not included.
         num_eligible: of these, how many are not special ids (an unknown token is one).
-        num_characters: characters of their text.
+        num_characters: characters of their text; 0 for documents that came as ids.
         num_literal_specials: documents whose raw text holds a special token's string.
         special_ids: ids that are never targets.
         dtype: of the ids on disk.
@@ -78,6 +90,11 @@ class TokenStore:
         """Content ids ``start:stop`` of one document."""
         first = int(self._offsets[document])
         return self._tokens[first + start : first + stop].astype(np.int64)
+
+    def share_of(self, token: int, first: int) -> float:
+        """Share of one id among the first tokens of the corpus."""
+        tokens = self._tokens[:first]
+        return float(np.count_nonzero(tokens == token)) / max(1, len(tokens))
 
     def num_eligible(self, document: int) -> int:
         """Tokens of a document that are not special ids."""
@@ -128,11 +145,9 @@ def affixes(tokenizer: PreTrainedTokenizerBase) -> Affixes:
 class _Writer:
     """One store in the making, in a folder of its own until it is whole."""
 
-    def __init__(self, folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, folder: Path, tokenizer: PreTrainedTokenizerBase, size: int) -> None:
         folder.mkdir()
         self.folder = folder
-        # A vocabulary may have gaps: its size is not its length.
-        size = 1 + max([*tokenizer.get_vocab().values(), *tokenizer.all_special_ids])
         self.dtype = np.dtype(np.uint16 if size <= 1 << 16 else np.uint32)
         self.files = {name: (folder / f"{name}.bin").open("wb") for name in ("tokens", "offsets", "eligible")}
         self.files["offsets"].write(np.zeros(1, np.int64).tobytes())
@@ -141,7 +156,7 @@ class _Writer:
         self.special_strings = tokenizer.all_special_tokens
         self.counts = dict.fromkeys(("documents", "tokens", "eligible", "characters", "literal_specials"), 0)
 
-    def add(self, texts: list[str], ids: list[list[int]]) -> None:
+    def add(self, documents: list[Document], ids: list[list[int]]) -> None:
         lengths = np.array([len(row) for row in ids], np.int64)
         flat = np.fromiter((token for row in ids for token in row), np.int64, int(lengths.sum()))
         ends = np.cumsum(lengths)
@@ -153,6 +168,7 @@ class _Writer:
         self.counts["documents"] += len(ids)
         self.counts["tokens"] += len(flat)
         self.counts["eligible"] += int(eligible.sum())
+        texts = [document for document in documents if isinstance(document, str)]
         self.counts["characters"] += sum(map(len, texts))
         self.counts["literal_specials"] += sum(any(s in text for s in self.special_strings) for text in texts)
 
@@ -167,24 +183,57 @@ class _Writer:
         (self.folder / "meta.json").write_text(json.dumps(asdict(meta)))
 
 
+def num_ids(tokenizer: PreTrainedTokenizerBase) -> int:
+    """One more than the largest id; a vocabulary may have gaps, so this is not its length."""
+    return 1 + max([*tokenizer.get_vocab().values(), *tokenizer.all_special_ids])
+
+
+def encode(documents: Sequence[Document], tokenizer: PreTrainedTokenizerBase, size: int) -> list[list[int]]:
+    """Turn documents into ids of their content; those that are ids already stay as they are.
+
+    Args:
+        documents: text, tokenised without special tokens around it, or ids.
+        tokenizer: for text.
+        size: ids are below this.
+
+    Raises:
+        ValueError: an id is out of range; the message has the document's place, if it knows one.
+    """
+    texts = [document for document in documents if isinstance(document, str)]
+    options = {"add_special_tokens": False, "split_special_tokens": True, "return_attention_mask": False}
+    encoded = iter(tokenizer(texts, **options, verbose=False)["input_ids"] if texts else [])
+    return [next(encoded) if isinstance(document, str) else _in_range(document, size) for document in documents]
+
+
+def _in_range(ids: list[int], size: int) -> list[int]:
+    if ids and not 0 <= min(ids) <= max(ids) < size:
+        wrong = next(token for token in ids if not 0 <= token < size)
+        place = getattr(ids, "place", "a document")
+        raise ValueError(f"{place} must hold ids of the tokenizer, 0 to {size - 1}, got {wrong}")
+    return ids
+
+
 def write_stores(
-    texts: Iterable[str],
+    texts: Iterable[Document],
     tokenizer: PreTrainedTokenizerBase,
-    split: Callable[[str], str],
+    split: Callable[[Document], str],
     names: tuple[str, ...],
     folder: Path,
 ) -> None:
-    """Tokenise texts into one store per name, or leave nothing behind.
+    """Tokenise documents into one store per name, or leave nothing behind.
 
-    The string of a special token in raw text becomes ordinary pieces, so it is never the special id. Texts that
-    tokenise to nothing are dropped.
+    The string of a special token in raw text becomes ordinary pieces, so it is never the special id. Documents that
+    come as ids stay as they are, special ids within them too: those are never eligible. What has no token is dropped.
 
     Args:
-        texts: documents; read once, in batches.
+        texts: documents, text or ids; read once, in batches.
         tokenizer: applied without special tokens around the text.
-        split: chooses the store of a text.
+        split: chooses the store of a document.
         names: of the stores; each becomes a subfolder of ``folder``.
         folder: where they will stand; appears only when all are whole.
+
+    Raises:
+        ValueError: a document's ids are not the tokenizer's.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     # Not mkdtemp: others who share the cache must be able to read the store.
@@ -192,19 +241,17 @@ def write_stores(
     beside.mkdir()
     writers: dict[str, _Writer] = {}
     try:
-        writers = {name: _Writer(beside / name, tokenizer) for name in names}
+        size = num_ids(tokenizer)
+        writers = {name: _Writer(beside / name, tokenizer, size) for name in names}
         for batch in _batches(texts):
-            encoded: list[list[int]] = tokenizer(
-                batch, add_special_tokens=False, split_special_tokens=True, return_attention_mask=False, verbose=False
-            )["input_ids"]
-            rows: dict[str, tuple[list[str], list[list[int]]]] = {name: ([], []) for name in names}
-            for text, ids in zip(batch, encoded, strict=True):
+            rows: dict[str, tuple[list[Document], list[list[int]]]] = {name: ([], []) for name in names}
+            for document, ids in zip(batch, encode(batch, tokenizer, size), strict=True):
                 if ids:
-                    kept_texts, kept_ids = rows[split(text)]
-                    kept_texts.append(text)
+                    kept, kept_ids = rows[split(document)]
+                    kept.append(document)
                     kept_ids.append(ids)
-            for name, (kept_texts, kept_ids) in rows.items():
-                writers[name].add(kept_texts, kept_ids)
+            for name, (kept, kept_ids) in rows.items():
+                writers[name].add(kept, kept_ids)
         for writer in writers.values():
             writer.finish()
         try:
@@ -219,7 +266,14 @@ def write_stores(
         shutil.rmtree(beside, ignore_errors=True)
 
 
-def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
-    texts = iter(texts)
-    while batch := list(islice(texts, _BATCH)):
+def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
+    batch: list[Document] = []
+    size = 0
+    for document in documents:
+        batch.append(document)
+        size += len(document)
+        if len(batch) >= _BATCH or size >= _BATCH_SIZE:
+            yield batch
+            batch, size = [], 0
+    if batch:
         yield batch

@@ -35,7 +35,7 @@ CASES: dict[str, tuple[list[str], str]] = {
     ),
     "broken json line": (["--data.train={files}/broken.jsonl"], "line 2 of '{files}/broken.jsonl' must be JSON"),
     "missing column": (["--data.train={files}/column.jsonl"], "must have the column 'text'"),
-    "not a text": (["--data.train={files}/number.jsonl"], "must be text, got 7"),
+    "not a text": (["--data.train={files}/number.jsonl"], "must be text or a list of token ids, got 7"),
     "unknown model": (["--model.backbone={files}/no-model"], "model.backbone must be a folder or hub name"),
     "not a language model": (["--model.backbone={files}/vit"], "must be a masked or causal LM, got model type 'vit'"),
     "no packing": (["--model.backbone={files}/deberta"], "whose documents can be packed"),

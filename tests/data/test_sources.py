@@ -72,8 +72,8 @@ def test_json_lines_give_their_column(tmp_path: Path, name: str) -> None:
             r"line 4 of .* must have the column 'text' \(data\.text_column\), got body, id",
         ),
         ('["text"]', r"line 4 of .* must have the column 'text' .*, got list"),
-        ('{"text": 7}', r"column 'text' in line 4 of .* must be text, got 7"),
-        ('{"text": null}', r"column 'text' in line 4 of .* must be text, got None"),
+        ('{"text": 7}', r"column 'text' in line 4 of .* must be text or a list of token ids, got 7"),
+        ('{"text": null}', r"column 'text' in line 4 of .* must be text or a list of token ids, got None"),
     ],
 )
 def test_wrong_line_of_json_is_named_by_its_number(tmp_path: Path, name: str, line: str, message: str) -> None:
@@ -92,11 +92,25 @@ def test_missing_file_is_an_error(tmp_path: Path, name: str) -> None:
         TextSource((str(tmp_path / name),)).paths()
 
 
-@pytest.mark.parametrize("name", ["a.csv", "a.gz", "a.parquet", "a", "a.csv.gz"])
+@pytest.mark.parametrize("name", ["a.xlsx", "a.gz", "a.zst", "a", "a.pdf.gz", "a.txt.gz.zst", "a.parquet.gz"])
 def test_unknown_ending_is_an_error(tmp_path: Path, name: str) -> None:
     path = write(tmp_path / name, "text")
-    with pytest.raises(ValueError, match=r"data\.train must end in one of \.json, .*\.txt .*got '.*a"):
+    with pytest.raises(ValueError, match=r"data\.train must end in one of \.csv, .*\.txt .*\.zst after it\), got '.*a"):
         TextSource((path,)).paths()
+
+
+def test_folder_that_is_no_dataset_is_an_error(tmp_path: Path) -> None:
+    write(tmp_path / "a.txt", "text")
+    with pytest.raises(
+        ValueError, match=r"must name files that exist, got '.*' \(a folder that `save_to_disk` did not"
+    ):
+        TextSource((str(tmp_path),)).paths()
+
+
+def test_every_name_is_found_before_the_first_document_is_read(tmp_path: Path) -> None:
+    first = write(tmp_path / "a.txt", "one")
+    with pytest.raises(ValueError, match=r"must name files that exist"):
+        next(TextSource((first, str(tmp_path / "none.txt"))).documents())
 
 
 def test_globs_are_sorted_and_files_keep_the_order_given(tmp_path: Path) -> None:
@@ -130,6 +144,43 @@ def test_digest_follows_content_order_and_reading_not_names(tmp_path: Path) -> N
     assert TextSource((first, second)).digest() != digest
 
 
+def test_digest_follows_the_kind_of_file(tmp_path: Path) -> None:
+    """The same bytes are other documents under another ending."""
+    digests = {
+        TextSource((write(tmp_path / name, '{"text": "x"}\n'),)).digest() for name in ("a.txt", "a.jsonl", "a.csv")
+    }
+    assert len(digests) == 3
+
+
+def test_file_that_may_not_be_read_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path / "a.txt", "one")
+
+    def refuse(*arguments: Any, **options: Any) -> None:
+        raise PermissionError(13, "Permission denied", path)
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(ValueError, match=r"data\.train must be readable, got '.*a\.txt' \(Permission denied\)"):
+        TextSource((path,)).digest()
+    with pytest.raises(ValueError, match=r"data\.train must be readable as UTF-8 text, got '.*a\.txt' \(.*denied"):
+        read(path)
+
+
+def test_example_of_several_files_has_a_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from lit_encoders.data import sources
+    from lit_encoders.data.examples import Example
+
+    (tmp_path / "b").mkdir()
+    write(tmp_path / "b" / "b.txt", "two")
+    write(tmp_path / "a.txt", "one")
+    example = Example("words", "none", "none", lambda path: (file.read_text() for file in sorted(path.rglob("*.txt"))))
+    monkeypatch.setattr(sources, "find_example", lambda name: (example, tmp_path))
+    assert read("example:words") == ["one", "two"]
+    digest = TextSource(("example:words",)).digest()
+    assert TextSource(("example:words",)).digest() == digest
+    write(tmp_path / "b" / "b.txt", "three")
+    assert TextSource(("example:words",)).digest() != digest
+
+
 def test_unknown_example_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"example must be one of minilm, hpo, got 'nothing'"):
         TextSource(("example:nothing",)).paths()
@@ -153,3 +204,11 @@ def test_split_goes_by_content_and_has_the_share_asked_for() -> None:
     assert held_out < {text for text in texts if in_split(text, 0.2)}
     assert not any(in_split(text, 0.0) for text in texts)
     assert all(in_split(text, 1.0) for text in texts)
+
+
+def test_split_takes_equal_ids_to_the_same_side() -> None:
+    documents = [[number % 50, number // 50, 7] for number in range(20_000)]
+    sides = [in_split(ids, 0.1) for ids in documents]
+    assert sum(sides) / 20_000 == pytest.approx(0.1, abs=0.01)
+    assert sides == [in_split(list(ids), 0.1) for ids in documents]
+    assert len({in_split(ids, 0.5) for ids in ([1, 2], [2, 1], [1, 2, 0], [1], [2], [256])}) == 2

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from lit_encoders.data import tokens
-from lit_encoders.data.tokens import Affixes, TokenStore, affixes, tokenizer_digest, write_stores
+from lit_encoders.data.tokens import Affixes, TokenIds, TokenStore, affixes, tokenizer_digest, write_stores
 
 Make = Callable[..., TokenStore]
 TEXTS = ["w1 w2 w3", "w4", "w5 strange w6 w7 strange", "w8 " * 300]
@@ -111,6 +111,53 @@ def test_each_text_goes_to_the_store_its_split_names(tmp_path: Path, tokenizer: 
     write_stores(texts, tokenizer, lambda text: "odd" if int(text[1:]) % 2 else "even", ("even", "odd"), tmp_path / "s")
     assert everything(TokenStore(tmp_path / "s" / "odd")) == [[5 + n] for n in (1, 3, 5, 7, 9)]
     assert everything(TokenStore(tmp_path / "s" / "even")) == [[5 + n] for n in (0, 2, 4, 6, 8)]
+
+
+def test_ids_are_content_as_they_are(make_store: Make) -> None:
+    """Text and ids may stand side by side; special ids inside stay, and are not eligible."""
+    documents: list[Any] = ["w1 w2", [2, 6, 7, 3], [94, 0, 4], [], "w3", [1]]
+    store = make_store(documents)
+    assert everything(store) == [[6, 7], [2, 6, 7, 3], [94, 0, 4], [8], [1]]
+    # The unknown token (1) is special to this tokenizer.
+    assert [store.num_eligible(document) for document in range(5)] == [2, 2, 1, 1, 0]
+    assert store.meta.num_characters == len("w1 w2" + "w3")
+    assert store.meta.num_literal_specials == 0
+
+
+def test_ids_give_the_store_that_their_text_gives(make_store: Make, tokenizer: Any) -> None:
+    ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in TEXTS]
+    of_text, of_ids = contents(make_store(TEXTS).folder), contents(make_store(ids, "ids").folder)
+    assert {name for name in of_text if of_text[name] != of_ids[name]} == {"meta.json"}
+
+
+@pytest.mark.parametrize("wrong", [95, -1, -100, 2**70])
+def test_ids_of_another_tokenizer_are_an_error(tmp_path: Path, tokenizer: Any, wrong: int) -> None:
+    """It names the document, the rule and the id, and leaves nothing behind."""
+    documents = [[0, 94], TokenIds([5, wrong, 6], "data.val: column 'ids' in record 2 of 'a.parquet'")]
+    message = (
+        rf"^data\.val: column 'ids' in record 2 of 'a\.parquet' must hold ids of the tokenizer, 0 to 94, got {wrong}$"
+    )
+    with pytest.raises(ValueError, match=message):
+        write_stores(documents, tokenizer, lambda document: "train", ("train",), tmp_path / "cache" / "store")
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_long_documents_are_tokenised_a_few_at_a_time(
+    make_store: Make, monkeypatch: pytest.MonkeyPatch, tokenizer: Any
+) -> None:
+    sizes: list[int] = []
+    encode = tokens.encode
+
+    def watched(documents: Sequence[Any], *arguments: Any) -> list[list[int]]:
+        sizes.append(len(documents))
+        return encode(documents, *arguments)
+
+    monkeypatch.setattr(tokens, "encode", watched)
+    monkeypatch.setattr(tokens, "_BATCH_SIZE", 100)
+    texts = ["w1", "w2", "w3 " * 200, "w4", "w5 " * 32, "w6 " * 40, "w7"]
+    expected = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+    assert everything(make_store(texts)) == expected
+    assert sizes == [3, 3, 1]
 
 
 @pytest.mark.parametrize("taken", [0, 3, 11])
