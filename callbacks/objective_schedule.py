@@ -327,8 +327,8 @@ class ObjectiveSchedule(Callback):
             new = asdict(self.resolved[number]) if number < len(self.resolved) else None
             if new != old:
                 raise ValueError(
-                    f"schedule: the phases that a checkpoint has passed must stay as they were: {old['phase']['name']!r} "
-                    f"was {_differences(old, new)}"
+                    "schedule: the phases that a checkpoint has passed must stay as they were: "
+                    f"{old['phase']['name']!r} was {_differences(old, new)}"
                 )
 
     @property

@@ -233,6 +233,7 @@ class PackedBatch:
         eligible_span: tokens of its document that may be masked, before each segment and through it, (N, 2).
         here: the pack's place in the plan.
         after: the place to go on from once this batch is trained.
+        on_host: this batch before it went to the device, where something has to look at it there.
     """
 
     input_ids: Tensor
@@ -245,6 +246,7 @@ class PackedBatch:
     eligible_span: IntArray
     here: Position
     after: Position
+    on_host: PackedBatch | None = None
 
     @property
     def lengths(self) -> IntArray:

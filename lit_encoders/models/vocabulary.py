@@ -60,6 +60,24 @@ def check_same_vocabulary(tokenizer: PreTrainedTokenizerBase, own: PreTrainedTok
         )
 
 
+def continuations(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> torch.Tensor:
+    """Ids that are written onto the token before them, bool (V,): what a word consists of, for whole-word masking.
+
+    WordPiece marks them with "##". Byte-level BPE and SentencePiece mark the start of a word instead, with a space; a
+    piece without the mark continues a word where it begins with a letter or a digit, so punctuation stands alone. In a
+    vocabulary without either mark every token is a word.
+    """
+    vocabulary = tokenizer.get_vocab()
+    table = torch.zeros(vocab_size, dtype=torch.bool)
+    spaces = ("\u0120", "\u2581")
+    if any(token.startswith("##") for token in vocabulary):
+        table[[number for token, number in vocabulary.items() if token.startswith("##")]] = True
+    elif any(token.startswith(spaces) for token in vocabulary):
+        bare = {token: number for token, number in vocabulary.items() if not token.startswith(spaces)}
+        table[[number for token, number in bare.items() if token[:1].isalnum()]] = True
+    return table
+
+
 def mask_vocabulary(
     tokenizer: PreTrainedTokenizerBase, vocab_size: int, mask_token: str | None = None
 ) -> MaskVocabulary | None:

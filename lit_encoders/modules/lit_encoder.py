@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -34,6 +34,7 @@ from lit_encoders.models.backbone import (
 from lit_encoders.models.vocabulary import (
     check_same_vocabulary,
     check_vocabulary,
+    continuations,
     load_tokenizer,
     mask_vocabulary,
 )
@@ -41,6 +42,7 @@ from lit_encoders.objectives import Objective
 from lit_encoders.objectives.causal import clm_targets
 from lit_encoders.objectives.hashing import Purpose, resolve_seed, single_key
 from lit_encoders.objectives.masking import MaskVocabulary, Targets, mlm_targets
+from lit_encoders.objectives.whole_words import whole_word_targets
 from lit_encoders.optim.param_groups import decay_groups
 
 if TYPE_CHECKING:
@@ -99,7 +101,8 @@ class LitEncoder(LightningModule):
     Subclasses override `training_loss` for another objective, or ``configure_optimizers``; nothing else has to change.
 
     Logged: ``train/{mlm_loss,clm_loss,objective,tokens,targets,learning_rate}``, ``val/{mlm,clm}_{loss,perplexity}``
-    (``val/<name>/...`` for named sets), and with TensorBoard ``tokens/...``, the losses against tokens. Losses are nats per target.
+    (``val/<name>/...`` for named sets), and with TensorBoard ``tokens/...``, the losses against tokens. Losses are nats
+    per target.
 
     Args:
         backbone: folder or hub name of a masked or causal LM, ``example:NAME``, or the settings of a configuration
@@ -109,6 +112,7 @@ class LitEncoder(LightningModule):
         mask_ratio: share of eligible tokens that are MLM targets, in (0, 1].
         corruption_ratio: share of eligible tokens that ``corruption`` applies to; None is ``mask_ratio``.
         corruption: of the corrupted tokens, shares that become the mask token, a random token, or stay; sum 1.
+        whole_words: mask all pieces of a word or none.
         val_mask_ratio: mask ratio in validation, so that curves go on through a change of ``mask_ratio``.
         mask_token: token to mask with where the tokenizer has none.
         clm_head: LM head of CLM steps: the one of MLM ("shared"; the paper does not say which it used), one of its own
@@ -140,6 +144,7 @@ class LitEncoder(LightningModule):
         mask_ratio: float = 0.15,
         corruption_ratio: float | None = None,
         corruption: tuple[float, float, float] = (0.8, 0.1, 0.1),
+        whole_words: bool = False,
         val_mask_ratio: float = 0.15,
         mask_token: str | None = None,
         clm_head: ClmHead = "shared",
@@ -177,6 +182,7 @@ class LitEncoder(LightningModule):
         self.mask_ratio = mask_ratio
         self.corruption_ratio = corruption_ratio
         self.corruption = corruption
+        self.whole_words = whole_words
         self.val_mask_ratio = val_mask_ratio
         self.mask_token = mask_token
         self.clm_head = clm_head
@@ -254,6 +260,10 @@ class LitEncoder(LightningModule):
         """What masking may touch and write, on the module's device after set-up; None without a mask token."""
         return mask_vocabulary(self.tokenizer, self.config.vocab_size, self.mask_token)
 
+    @cached_property
+    def _continuations(self) -> Tensor:
+        return continuations(self.tokenizer, self.config.vocab_size)
+
     @property
     def max_positions(self) -> int | None:
         """Longest document that the backbone has positions for, in tokens."""
@@ -299,6 +309,12 @@ class LitEncoder(LightningModule):
             return torch.float16
         return self.weight_dtype
 
+    @override
+    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        # How many targets whole words make shows in the ids only: they are chosen here, so that no step waits.
+        keep = self.whole_words and isinstance(batch, PackedBatch)
+        return replace(batch, on_host=batch) if keep else batch
+
     # ---- targets and losses ----------------------------------------------------------------------------------------
 
     def packing(self, batch: PackedBatch, objective: Objective) -> PackLayout:
@@ -325,6 +341,23 @@ class LitEncoder(LightningModule):
             return clm_targets(batch.input_ids, batch.segment_ids, batch.lengths)
         self.check_mlm()
         assert self.mask_vocabulary is not None
+        if self.whole_words:
+            host = batch.on_host or batch
+            found = whole_word_targets(
+                host.input_ids,
+                host.segment_ids,
+                host.segment_starts,
+                host.document_positions,
+                host.documents,
+                self.mask_vocabulary,
+                self._continuations,
+                seed=seed,
+                epoch=epoch,
+                mask_ratio=mask_ratio,
+                corruption_ratio=corruption_ratio,
+                shares=self.corruption,
+            )
+            return found.to(batch.input_ids.device)
         vocabulary = self.mask_vocabulary
         if vocabulary.special.device != batch.input_ids.device:
             vocabulary = self.mask_vocabulary = vocabulary.to(batch.input_ids.device)

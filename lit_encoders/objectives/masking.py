@@ -39,6 +39,10 @@ class Targets:
         """K, known on the host without waiting for the device."""
         return len(self.rows)
 
+    def to(self, device: torch.device) -> Targets:
+        """The same targets on a device."""
+        return Targets(*(x.to(device, non_blocking=True) for x in (self.input_ids, self.rows, self.labels)))
+
 
 def count_targets(eligible_span: IntArray, ratio: float, rounding: npt.NDArray[np.float64]) -> IntArray:
     """Decide how many eligible tokens of each piece of a document are targets.

@@ -181,7 +181,7 @@ def test_a_fork_may_change_what_is_to_come_only(
         "model_type": "bert", "vocab_size": 95, "hidden_size": 16, "num_hidden_layers": 3,
         "num_attention_heads": 2, "intermediate_size": 64, "max_position_embeddings": 128,
     }  # fmt: skip
-    with pytest.raises(ValueError, match="the checkpoint must be of this model: .* of another shape"):
+    with pytest.raises(ValueError, match=r"the checkpoint must be of this model: .* of another shape"):
         fit("other", checkpoint, LitMLM(config, tokenizer=str(bert_folder)))
 
 

@@ -8,6 +8,7 @@ import pytest
 from lit_encoders.models.vocabulary import (
     check_same_vocabulary,
     check_vocabulary,
+    continuations,
     load_tokenizer,
     mask_vocabulary,
 )
@@ -93,3 +94,11 @@ def test_tokenizer_is_read_from_a_folder(bert_folder: Path, tokenizer: Any) -> N
 def test_folder_without_a_tokenizer_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"data\.tokenizer must be a folder or hub name with a tokenizer, got '.*'"):
         load_tokenizer(str(tmp_path), "data.tokenizer")
+
+
+def test_what_continues_a_word() -> None:
+    wordpiece = word_level(["u", "a", "##b", "c"])
+    assert continuations(wordpiece, 4).tolist() == [False, False, True, False]
+    byte_level = word_level(["u", "\u0120a", "b", ",", "\u0120,"])
+    assert continuations(byte_level, 5).tolist() == [True, False, True, False, False]
+    assert not continuations(word_level(["u", "a", "b"]), 3).any()

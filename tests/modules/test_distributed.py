@@ -62,7 +62,9 @@ def test_two_processes_end_where_one_does(results: dict[str, Any], strategy: str
     one, ranks = results["auto-rank0"], [results[f"{strategy}-rank{rank}"] for rank in (0, 1)]
     for name, tensor in one["state"].items():
         assert torch.equal(ranks[0]["state"][name], ranks[1]["state"][name])
-        torch.testing.assert_close(ranks[0]["state"][name], tensor, rtol=1e-4, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(
+            ranks[0]["state"][name], tensor, rtol=1e-4, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}"
+        )
     for name, value in one["val"].items():
         assert ranks[0]["val"][name] == pytest.approx(value, abs=1e-5), name
 

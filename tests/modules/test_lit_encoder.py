@@ -297,3 +297,15 @@ def test_load_from_checkpoint_and_configure_model_twice(
     assert loaded.tokens == module.tokens
     states = [m.backbone.state_dict() for m in (module, loaded)]  # type: ignore[union-attr]
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+
+
+def test_whole_words_in_a_run(bert_folder: Path, data: TextDataModule, make_trainer: MakeTrainer) -> None:
+    """In this vocabulary every token is a word: the same counts as token by token, and validation does not move."""
+    module = LitMLM(str(bert_folder), whole_words=True, mask_ratio=0.3)
+    trainer = make_trainer(max_steps=2, accumulate_grad_batches=2)
+    trainer.fit(module, data)
+    batch = next(iter(data.train_dataloader()))
+    targets = module.targets(batch, "mlm", mask_ratio=1.0, seed=0, epoch=0)
+    assert targets.num_targets == int(batch.eligible_span[:, 1].sum() - batch.eligible_span[:, 0].sum())
+    (first,) = make_trainer().validate(module, data, verbose=False)
+    assert make_trainer().validate(module, data, verbose=False) == [first]
