@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from lit_encoders.callbacks.objective_schedule import find_schedule
-from lit_encoders.weights.layer_range import select_parameters
+from lit_encoders.models.layer_range import select_parameters
 
 
 def drop_gradients_(parameters: Iterable[nn.Parameter]) -> None:

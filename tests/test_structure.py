@@ -16,7 +16,7 @@ MAY_IMPORT = {
     "objectives": set(),
     "models": {"objectives"},
     "data": {"objectives", "models"},
-    "optim": set(),
+    "optim": {"models"},
     "modules": {"objectives", "models", "data", "optim"},
     "weights": {"models"},
     "callbacks": {"objectives", "models", "data", "optim", "modules", "weights"},

@@ -233,7 +233,7 @@ class PackedBatch:
         eligible_span: tokens of its document that may be masked, before each segment and through it, (N, 2).
         here: the pack's place in the plan.
         after: the place to go on from once this batch is trained.
-        on_host: this batch before it went to the device, where something has to look at it there.
+        on_host: this batch before it went to a device, for what has to be decided on the host.
     """
 
     input_ids: Tensor
@@ -258,19 +258,17 @@ class PackedBatch:
         """Real tokens, padding not counted."""
         return int(self.lengths.sum())
 
-    def _map(self, device: torch.device | str | None, non_blocking: bool) -> PackedBatch:
-        tensors: dict[str, Any] = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
-        if device is None:
-            return replace(self, **{name: value.pin_memory() for name, value in tensors.items()})
-        return replace(self, **{name: value.to(device, non_blocking=non_blocking) for name, value in tensors.items()})
+    def _tensors(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
 
     def to(self, device: torch.device | str, non_blocking: bool = True) -> PackedBatch:
         """Move what the device reads; what the host needs stays."""
-        return self._map(device, non_blocking)
+        moved = {name: value.to(device, non_blocking=non_blocking) for name, value in self._tensors().items()}
+        return replace(self, on_host=self.on_host or self, **moved)
 
     def pin_memory(self) -> PackedBatch:
         """Pin what the device reads, so that the copy does not hold up the host."""
-        return self._map(None, False)
+        return replace(self, **{name: value.pin_memory() for name, value in self._tensors().items()})
 
 
 def gather(store: TokenStore, pack: Pack, affixes: Affixes, slots: int, longest: int, pad_id: int) -> PackedBatch:

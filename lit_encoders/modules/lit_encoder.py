@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -43,7 +43,7 @@ from lit_encoders.objectives.causal import clm_targets
 from lit_encoders.objectives.hashing import Purpose, resolve_seed, single_key
 from lit_encoders.objectives.masking import MaskVocabulary, Targets, mlm_targets
 from lit_encoders.objectives.whole_words import whole_word_targets
-from lit_encoders.optim.param_groups import decay_groups
+from lit_encoders.optim.param_groups import apply_scales, parameter_groups
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -126,7 +126,10 @@ class LitEncoder(LightningModule):
         betas: of AdamW.
         eps: of AdamW.
         weight_decay: of AdamW (times the learning rate); none on norms and biases.
-        optimizer: makes another optimizer from the parameter groups; takes the place of the four above.
+        no_decay: layer ranges that do not decay, such as "9:28" or "embeddings".
+        layer_decay: learning-rate factor from one layer to the one below, in (0, 1].
+        optimizer: makes another optimizer from the parameter groups; takes the place of ``learning_rate``, ``betas``
+            and ``eps``.
         lr_scheduler: stepped once per optimizer step; not beside a schedule.
         seed: of masks, dropout and new weights; None takes the one of ``seed_everything``, else 0.
 
@@ -156,6 +159,8 @@ class LitEncoder(LightningModule):
         betas: tuple[float, float] = (0.9, 0.98),
         eps: float = 1e-6,
         weight_decay: float = 0.05,
+        no_decay: list[str] | None = None,
+        layer_decay: float | None = None,
         optimizer: OptimizerCallable | None = None,
         lr_scheduler: LRSchedulerCallable | None = None,
         seed: int | None = None,
@@ -176,6 +181,8 @@ class LitEncoder(LightningModule):
             raise ValueError(f"model.learning_rate must be at least 0, got {learning_rate}")
         if weight_decay < 0:
             raise ValueError(f"model.weight_decay must be at least 0, got {weight_decay}")
+        if layer_decay is not None and not 0 < layer_decay <= 1:
+            raise ValueError(f"model.layer_decay must be in (0, 1], got {layer_decay}")
         self.source = model_source(backbone) if isinstance(backbone, str) else backbone
         self.config = load_config(self.source)
         self.tokenizer_source = None if tokenizer is None else model_source(tokenizer)
@@ -194,6 +201,8 @@ class LitEncoder(LightningModule):
         self.betas = betas
         self.eps = eps
         self.weight_decay = weight_decay
+        self.no_decay = no_decay or []
+        self.layer_decay = layer_decay
         self.optimizer_callable = optimizer
         self.lr_scheduler_callable = lr_scheduler
         self.seed = resolve_seed(seed)
@@ -309,12 +318,6 @@ class LitEncoder(LightningModule):
             return torch.float16
         return self.weight_dtype
 
-    @override
-    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        # How many targets whole words make shows in the ids only: they are chosen here, so that no step waits.
-        keep = self.whole_words and isinstance(batch, PackedBatch)
-        return replace(batch, on_host=batch) if keep else batch
-
     # ---- targets and losses ----------------------------------------------------------------------------------------
 
     def packing(self, batch: PackedBatch, objective: Objective) -> PackLayout:
@@ -342,6 +345,7 @@ class LitEncoder(LightningModule):
         self.check_mlm()
         assert self.mask_vocabulary is not None
         if self.whole_words:
+            # How many targets whole words make shows in the ids only: chosen on the host, no step waits for them.
             host = batch.on_host or batch
             found = whole_word_targets(
                 host.input_ids,
@@ -552,13 +556,14 @@ class LitEncoder(LightningModule):
 
     @override
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        groups = decay_groups(self, self.weight_decay)
+        groups = parameter_groups(self, self.weight_decay, self.no_decay, self.layer_decay)
         if self.optimizer_callable is not None:
             optimizer = self.optimizer_callable(groups)
         else:
             optimizer = AdamW(groups, lr=self.learning_rate, betas=self.betas, eps=self.eps, fused=True)
             # The fused step could unscale gradients itself; then Lightning could not clip them before.
             optimizer._step_supports_amp_scaling = False
+        apply_scales(optimizer.param_groups)
         if self.lr_scheduler_callable is None:
             return optimizer
         scheduler = self.lr_scheduler_callable(optimizer)

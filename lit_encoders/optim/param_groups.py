@@ -1,28 +1,72 @@
-"""Which weights decay: matrices do, vectors (norms and biases) do not."""
+"""Which weights decay, and which layers learn slower: parameter groups for any optimizer."""
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import nn
 
+from lit_encoders.models.layer_range import select_parameters
+from lit_encoders.models.layers import find_layers
 
-def decay_groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Split trainable parameters by dimension: names of norms differ between models, dimensions do not.
+
+def layer_scales(module: nn.Module, layer_decay: float) -> dict[str, float]:
+    """Learning-rate factor of each parameter: 1 for the last layer and what follows it, less for each layer below.
+
+    Layer i of L gets ``layer_decay ** (L - 1 - i)``, the embeddings ``layer_decay ** L`` (Clark et al. 2020, ELECTRA,
+    arXiv:2003.10555, appendix A).
 
     Args:
-        module: whose parameters; a tied one counts once.
+        module: whose parameters.
+        layer_decay: factor from one layer to the one below, in (0, 1].
+    """
+    path, layers = find_layers(module)
+    num_layers = len(layers)
+    scales = dict.fromkeys(select_parameters(module, ["embeddings"]), layer_decay**num_layers)
+    for number in range(num_layers):
+        names = [name for name, _ in module.named_parameters() if name.startswith(f"{path}.{number}.")]
+        scales.update(dict.fromkeys(names, layer_decay ** (num_layers - 1 - number)))
+    return scales
+
+
+def parameter_groups(
+    module: nn.Module, weight_decay: float, no_decay: Sequence[str] = (), layer_decay: float | None = None
+) -> list[dict[str, Any]]:
+    """Split trainable parameters by decay and by rate; each stands in one group, a tied one once.
+
+    Matrices decay, vectors (norms and biases) do not: names of norms differ between models, dimensions do not.
+
+    Args:
+        module: whose parameters.
         weight_decay: for parameters of two dimensions and more, embeddings included.
+        no_decay: layer ranges that do not decay, such as "9:28" or "embeddings".
+        layer_decay: learning-rate factor from one layer to the one below, in (0, 1]; None is 1.
 
     Returns:
-        The decaying group and the one with 0; an empty one is left out.
+        Groups with ``params``, ``weight_decay`` and ``lr_scale``, which `apply_scales` turns into rates.
 
-    >>> [len(group["params"]) for group in decay_groups(nn.Linear(2, 2), 0.1)]
-    [1, 1]
+    Raises:
+        ValueError: a range matches nothing.
+
+    >>> [(len(group["params"]), group["weight_decay"]) for group in parameter_groups(nn.Linear(2, 2), 0.1)]
+    [(1, 0.1), (1, 0.0)]
     """
-    trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    groups = [
-        {"params": [p for p in trainable if p.ndim >= 2], "weight_decay": weight_decay},
-        {"params": [p for p in trainable if p.ndim < 2], "weight_decay": 0.0},
+    exempt = set(select_parameters(module, no_decay)) if no_decay else set()
+    scales: Mapping[str, float] = {} if layer_decay is None else layer_scales(module, layer_decay)
+    groups: dict[tuple[float, float], list[nn.Parameter]] = defaultdict(list)
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad:
+            decay = weight_decay if parameter.ndim >= 2 and name not in exempt else 0.0
+            groups[decay, scales.get(name, 1.0)].append(parameter)
+    return [
+        {"params": parameters, "weight_decay": decay, "lr_scale": scale}
+        for (decay, scale), parameters in groups.items()
     ]
-    return [group for group in groups if group["params"]]
+
+
+def apply_scales(groups: Sequence[dict[str, Any]]) -> None:
+    """Multiply an optimizer's learning rates by the ``lr_scale`` of their groups, once, in place."""
+    for group in groups:
+        group["lr"] *= group.get("lr_scale", 1.0)

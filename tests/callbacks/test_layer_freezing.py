@@ -13,7 +13,7 @@ from lightning.pytorch import Callback, Trainer
 
 from lit_encoders import LitMLM, TextDataModule
 from lit_encoders.callbacks import LayerFreezing, ObjectiveSchedule, Phase
-from lit_encoders.weights.layer_range import select_parameters
+from lit_encoders.models.layer_range import select_parameters
 
 MakeTrainer = Callable[..., Trainer]
 

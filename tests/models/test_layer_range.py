@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from torch import nn
 
-from lit_encoders.weights.layer_range import parse_range, select_parameters
+from lit_encoders.models.layer_range import parse_range, select_parameters
 
 
 @pytest.fixture(scope="module")
