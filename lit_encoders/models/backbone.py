@@ -95,6 +95,8 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "ultrabert": Architecture(_ultrabert_head, ("head.linear1", "head.linear2", "head.act_fn")),
     "xlm-roberta": Architecture(_roberta_head, ("lm_head.dense", "lm_head.layer_norm"), _after_padding),
 }
+# Where the text tower's weights stand in files of the whole model, new and old.
+_GEMMA3_TEXT_TOWER = {r"^model\.language_model\.": "model.", r"^language_model\.model\.": "model."}
 # Settings that change scores or logits in a way that neither packed attention nor the chunked loss computes.
 _UNSUPPORTED = ("attn_logit_softcapping", "final_logit_softcapping")
 
@@ -134,6 +136,8 @@ def load_config(source: str | Mapping[str, Any]) -> PretrainedConfig:
             raise ValueError(
                 f"model.backbone must be settings that model type {model_type!r} knows, got {settings} ({reason:.200})"
             ) from error
+    if config.model_type == "gemma3":
+        config = config.text_config  # The text tower of a model that also sees.
     known = set(MODEL_FOR_MASKED_LM_MAPPING_NAMES) | set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
     if config.model_type not in known:
         raise ValueError(f"model.backbone must be a masked or causal LM, got model type {config.model_type!r}")
@@ -185,6 +189,8 @@ def load_language_model(
     # A copy: transformers writes the attention into the configuration, and two models may come from one.
     settings = {"config": copy.deepcopy(config), "dtype": dtype, "attn_implementation": ATTENTION_NAME}
     if isinstance(source, str):
+        if config.model_type == "gemma3_text":
+            settings["key_mapping"] = _GEMMA3_TEXT_TOWER
         with _quiet_loading():
             model, report = auto.from_pretrained(source, output_loading_info=True, **settings)
         if report["missing_keys"]:

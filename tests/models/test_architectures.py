@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -144,3 +145,18 @@ def test_an_untied_decoder_is_kept() -> None:
 def test_models_that_cannot_be_packed(config: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         load_config(config)
+
+
+def test_the_text_tower_of_a_model_that_also_sees(tmp_path: Path) -> None:
+    from transformers import Gemma3Config, Gemma3ForConditionalGeneration
+
+    text = {**GROUPED, "vocab_size": VOCAB}
+    vision = {**SMALL, "num_hidden_layers": 1, "image_size": 28, "patch_size": 14}
+    tokens = {"image_token_index": 94, "boi_token_index": 93, "eoi_token_index": 92, "mm_tokens_per_image": 4}
+    whole = Gemma3ForConditionalGeneration(Gemma3Config(text_config=text, vision_config=vision, **tokens))
+    whole.save_pretrained(tmp_path)
+    tower = load_language_model(str(tmp_path), load_config(str(tmp_path)), torch.float32)
+    assert type(tower).__name__ == "Gemma3ForCausalLM"
+    expected = whole.model.language_model.state_dict()
+    for name, tensor in tower.model.state_dict().items():
+        assert torch.equal(tensor, expected[name]), name
