@@ -9,6 +9,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from typing_extensions import override
 
 from lit_encoders.callbacks.objective_schedule import find_schedule
+from lit_encoders.optim.budgets import Tokens
 from lit_encoders.weights.export import ExportDtype, export_folder, model_card
 
 
@@ -43,7 +44,7 @@ class HFExport(Callback):
     def __init__(
         self,
         at_phases: list[str] | None = None,
-        at_tokens: list[float] | None = None,
+        at_tokens: list[Tokens] | None = None,
         at_end: bool = True,
         dtype: ExportDtype | None = None,
     ) -> None:

@@ -16,6 +16,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from typing_extensions import override
 
 from lit_encoders.objectives import Objective
+from lit_encoders.optim.budgets import Tokens
 from lit_encoders.optim.schedules import Shape, phase_factor
 
 
@@ -33,8 +34,9 @@ class Phase:
         steps: optimizer steps.
         tokens: slots.
         mask_ratio: of MLM in this phase; None leaves the module's own.
-        warmup_steps: linear warm-up from 0, in steps.
-        warmup_tokens: the same in slots.
+        warmup_steps: linear warm-up from 0, in steps; or
+        warmup_tokens: the same in slots; or
+        warmup_share: the same as a share of the phase, in [0, 1].
         shape: of the learning rate after the warm-up.
         final_share: share of the peak that the shape ends at.
         peak: the phase's peak, times the learning rate of the optimizer.
@@ -44,10 +46,11 @@ class Phase:
     objective: Objective
     share: float | None = None
     steps: int | None = None
-    tokens: float | None = None
+    tokens: Tokens | None = None
     mask_ratio: float | None = None
     warmup_steps: int | None = None
-    warmup_tokens: float | None = None
+    warmup_tokens: Tokens | None = None
+    warmup_share: float | None = None
     shape: Shape = "constant"
     final_share: float = 0.0
     peak: float = 1.0
@@ -67,10 +70,15 @@ class Phase:
         for key, value in given.items():
             if value < 0:
                 raise ValueError(f"{where}: {key} must be at least 0, got {value}")
-        if self.warmup_steps is not None and self.warmup_tokens is not None:
-            raise ValueError(f"{where}: warmup_steps and warmup_tokens exclude each other, got both")
-        if min(self.warmup_steps or 0, self.warmup_tokens or 0) < 0:
-            raise ValueError(f"{where}: warm-up must be at least 0, got {self.warmup_steps or self.warmup_tokens}")
+        warmups = {key: getattr(self, f"warmup_{key}") for key in ("steps", "tokens", "share")}
+        given = {f"warmup_{key}": value for key, value in warmups.items() if value is not None}
+        if len(given) > 1:
+            raise ValueError(f"{where}: {' and '.join(given)} exclude each other, got {given}")
+        for key, value in given.items():
+            if value < 0:
+                raise ValueError(f"{where}: {key} must be at least 0, got {value}")
+        if self.warmup_share is not None and self.warmup_share > 1:
+            raise ValueError(f"{where}: warmup_share must be in [0, 1], got {self.warmup_share}")
         if self.mask_ratio is not None and not 0 < self.mask_ratio <= 1:
             raise ValueError(f"{where}: mask_ratio must be in (0, 1], got {self.mask_ratio}")
         if not 0 <= self.final_share <= 1:
@@ -153,7 +161,11 @@ def resolve_phases(
     start = 0
     for phase in phases:
         stop = start + length(phase)
-        warmup = in_steps(phase.warmup_tokens) if phase.warmup_tokens is not None else phase.warmup_steps or 0
+        warmup = phase.warmup_steps or 0
+        if phase.warmup_tokens is not None:
+            warmup = in_steps(phase.warmup_tokens)
+        elif phase.warmup_share is not None:
+            warmup = round(phase.warmup_share * (stop - start))
         if warmup > stop - start > 0:
             raise ValueError(
                 f"schedule phase {phase.name!r}: warm-up must fit in the phase's {stop - start} steps, got {warmup}"
@@ -194,7 +206,7 @@ class ObjectiveSchedule(Callback):
         self,
         phases: list[Phase],
         steps: int | None = None,
-        tokens: float | None = None,
+        tokens: Tokens | None = None,
         keep_checkpoints: bool = True,
     ) -> None:
         super().__init__()
@@ -320,6 +332,8 @@ class ObjectiveSchedule(Callback):
 
     @override
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        if not self.resolved:  # Not fitting: a validation may look at any checkpoint.
+            return
         saved = next((s for key, s in checkpoint["callbacks"].items() if key == self.state_key), None)
         for number, old in enumerate(saved["phases"] if saved else []):
             if old["stop"] > checkpoint["global_step"]:
@@ -377,12 +391,12 @@ class CLMDetour(ObjectiveSchedule):
     def __init__(
         self,
         steps: int | None = None,
-        tokens: float | None = None,
+        tokens: Tokens | None = None,
         decay_share: float = 0.1,
         decay_mask_ratio: float = 0.15,
         final_share: float = 0.1,
         warmup_steps: int | None = None,
-        warmup_tokens: float | None = None,
+        warmup_tokens: Tokens | None = None,
         detour: Objective = "clm",
         detour_mask_ratio: float = 0.3,
         head_warmup_steps: int = 0,

@@ -17,6 +17,7 @@ TRAINER_VERBS = {
     "validate": "held-out losses of a model or a checkpoint",
     "test": "Lightning's test loop",
     "predict": "Lightning's predict loop",
+    "preview": "what fit would read: figures of the text, and packs with their targets",
 }
 
 
@@ -36,6 +37,9 @@ class Verb:
 
 
 FUNCTION_VERBS = {
+    "configs": Verb(
+        "list the shipped recipes and models, or print one", "lit_encoders.recipes:configs_verb", ("name",)
+    ),
     "export": Verb("turn a training checkpoint into a Hugging Face folder", "lit_encoders.weights.export:export_verb"),
 }
 

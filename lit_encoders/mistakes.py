@@ -9,6 +9,7 @@ from contextlib import contextmanager
 _KEY = re.compile(r'Parser key "([^"]+)":\s*(.*)')
 _PROBLEM = re.compile(r"Problem with given class_path '([^']+)':\s*(.*)")
 _OPTION = re.compile(r"Option '([^']+)' is not accepted")
+_REGISTERED = re.compile(r"Not of type \w+: (must .*)")
 _EXPECTED = re.compile(r"Expected an? (.+?)(?:\. Got value: (.*))?$")
 _STRUCTURE = re.compile(r"(Does not validate against|Subtypes:|Errors:|Given value type:|$)")
 
@@ -26,6 +27,10 @@ def one_line(message: str) -> str:
 
     >>> one_line('Parser key "model":\\n  Parser key "eps":\\n    Expected a <class \\'float\\'>. Got value: x')
     "model.eps must be float, got 'x'"
+    >>> one_line('Parser key "tokens":\\n  Not of type Tokens: must be a number, got \\'x\\'')
+    "tokens must be a number, got 'x'"
+    >>> one_line('Parser key "layers":\\n  Expected a <class \\'str\\'>. Got value: 568')
+    'layers must be text in quotes (YAML reads an unquoted 9:28 as the number 568), got 568'
     >>> one_line("data.slots must be at least 1,\\n  got 0")
     'data.slots must be at least 1, got 0'
     """
@@ -44,8 +49,12 @@ def one_line(message: str) -> str:
             text = found[2]
         if found := _OPTION.search(text):
             return f"{'.'.join([*keys, found[1]])} is no option of {owner or 'this command'}"
+        if found := _REGISTERED.match(text):
+            return f"{'.'.join(keys)} {found[1]}"
         if text.startswith("Given value:"):
             value = value if value is not None else text.removeprefix("Given value:").strip()
+            if rules:
+                break  # What follows are the other types that a level above would have taken.
         elif found := _EXPECTED.match(text):
             rule = _readable(found[1])
             if rule != "None" and rule not in rules:
@@ -58,6 +67,8 @@ def one_line(message: str) -> str:
             return own if " must " in own or not keys else f"{'.'.join(keys)}: {own}"
     if not rules:
         return re.sub(r"\s+", " ", message.strip())
+    if "str" in rules and value is not None and re.fullmatch(r"-?\d+", value):
+        return f"{'.'.join(keys)} must be text in quotes (YAML reads an unquoted 9:28 as the number 568), got {value}"
     return f"{'.'.join(keys)} must be {' or '.join(rules)}, got {value!r}"
 
 

@@ -5,28 +5,28 @@ from __future__ import annotations
 import logging
 import shutil
 import warnings
-from importlib.resources import files
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
+from jsonargparse import Namespace
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_info
 from typing_extensions import override
 
-from lit_encoders.callbacks.objective_schedule import ObjectiveSchedule
+from lit_encoders.callbacks.objective_schedule import ObjectiveSchedule, find_schedule
 from lit_encoders.data.datamodule import TextDataModule
 from lit_encoders.mistakes import in_one_line
+from lit_encoders.modules.lit_encoder import LitEncoder
+from lit_encoders.preview import preview
+from lit_encoders.recipes import config_folder, replace_names
 
 # What a run leaves in its folder; any of them means that the folder is taken.
 RUN_FILES = ("config.yaml", "logs", "checkpoints", "export", "summary.json")
-
-
-def config_folder() -> Path:
-    """Where the shipped configurations lie."""
-    return Path(str(files("lit_encoders.cli_configs")))
 
 
 def automatic_precision(accelerator: str) -> str:
@@ -76,8 +76,32 @@ class RunFolder(SaveConfigCallback):
         self.parser.save(self.config, path, skip_unset=False, overwrite=False, multifile=False)
 
 
+def use_stand_in(settings: Namespace) -> None:
+    """Replace the backbone that ``stand_ins`` has another model for, and its tokenizer; the rest is left alone.
+
+    Args:
+        settings: of a trainer verb; changed in place.
+    """
+    stand_ins, settings.stand_ins = settings.stand_ins or {}, None
+    init_args = settings.model.get("init_args") or {}
+    backbone = init_args.get("backbone")
+    if isinstance(backbone, str) and backbone in stand_ins:
+        configuration = dict(stand_ins[backbone])
+        init_args["tokenizer"] = configuration.pop("tokenizer", init_args.get("tokenizer"))
+        init_args["backbone"] = configuration
+        rank_zero_info(f"model.backbone: a tiny stand-in for {backbone}, without its weights")
+
+
 class EncoderCLI(LightningCLI):
-    """LightningCLI with the keys ``schedule`` and ``validate_every``, and a run folder."""
+    """LightningCLI with the keys ``schedule``, ``validate_every`` and ``stand_ins``, and a run folder.
+
+    The run folder is ``trainer.default_root_dir``, else ``runs/NAME`` with the name of the first ``--config``: what is
+    laid over a configuration does not name the run.
+    """
+
+    # Set once the configuration is parsed; a command may fail before that.
+    root = Path()
+    made: Sequence[Path] = ()
 
     @override
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
@@ -87,6 +111,19 @@ class EncoderCLI(LightningCLI):
             type=int | None,
             default=None,
             help="Optimizer steps between two validations; None validates at the start and at each phase's end.",
+        )
+        parser.add_argument(
+            "--fork",
+            type=str | None,
+            default=None,
+            help="A checkpoint to begin a new run from, in a new folder: weights, moments and data position are kept, "
+            "phases still to come may be others.",
+        )
+        parser.add_argument(
+            "--stand_ins",
+            type=dict[str, dict[str, Any]] | None,
+            default=None,
+            help="For a backbone's name, the configuration of a model without weights to use in its place.",
         )
 
     @override
@@ -111,14 +148,38 @@ class EncoderCLI(LightningCLI):
         if settings.trainer.precision is None:
             settings.trainer.precision = automatic_precision(settings.trainer.accelerator)
             rank_zero_info(f"precision: {settings.trainer.precision}")
+        use_stand_in(settings)
         self.root = self._claim_root()
+        # The folders that this command will make, innermost first.
+        self.made = [folder for folder in [self.root, *self.root.parents] if not folder.exists()]
+        self._use_fork()
+
+    def _use_fork(self) -> None:
+        settings = self.config[self.subcommand]
+        fork, settings.fork = settings.fork, None
+        if fork is None:
+            return
+        if settings.get("ckpt_path") is not None:
+            raise ValueError(f"fork and ckpt_path exclude each other, got {fork!r} and {settings.ckpt_path!r}")
+        if not Path(fork).is_file():
+            raise ValueError(f"fork must be a checkpoint that exists, got {fork!r}")
+        settings.ckpt_path = fork
+
+    def remove_what_was_made(self) -> None:
+        """Take away what a logger left in a folder of this very command; a folder with a run in it stays."""
+        if not self.made or any((self.root / name).exists() for name in RUN_FILES if name != "logs"):
+            return
+        shutil.rmtree(self.root / "logs", ignore_errors=True)
+        for folder in self.made:
+            with suppress(OSError):  # Not empty, or never made.
+                folder.rmdir()
 
     def _claim_root(self) -> Path:
         settings = self.config[self.subcommand]
         root = settings.trainer.default_root_dir
         if root is None:
             given = settings.get("config") or []
-            name = Path(str(given[-1])).stem if given else "run"
+            name = Path(str(given[0])).stem if given else "run"
             root = Path("runs") / name
         root = Path(root)
         taken = [name for name in RUN_FILES if (root / name).exists()]
@@ -142,6 +203,31 @@ class EncoderCLI(LightningCLI):
         return super().instantiate_trainer(**kwargs)
 
 
+class PreviewCLI(EncoderCLI):
+    """Takes what ``fit`` takes, and prints what a run would read and predict."""
+
+    @override
+    def _claim_root(self) -> Path:
+        return Path(self.config[self.subcommand].trainer.default_root_dir or "runs")
+
+    @override
+    def _run_subcommand(self, subcommand: str) -> None:
+        trainer, module, data = self.trainer, self.model, self.datamodule
+        if not isinstance(module, LitEncoder):
+            raise TypeError(f"model must be a LitEncoder to be previewed, got {type(module).__name__}")
+        trainer.strategy.connect(module)
+        data.trainer = module.trainer = trainer
+        data.prepare_data()
+        data.setup("fit")
+        slots_per_step = data.slots * trainer.accumulate_grad_batches * trainer.world_size
+        steps = None if trainer.max_steps < 0 else trainer.max_steps
+        schedule = find_schedule(trainer)
+        if schedule is not None:
+            schedule.setup(trainer, module, "fit")
+            steps = schedule.total_steps
+        print(preview(module, data, steps, slots_per_step))
+
+
 def _quieten() -> None:
     """Keep advertisements and other libraries' bookkeeping off the screen."""
     from transformers.utils.logging import disable_progress_bar
@@ -155,10 +241,10 @@ def _quieten() -> None:
 
 
 def run_trainer(verb: str, arguments: list[str]) -> None:
-    """Run one of Lightning's verbs.
+    """Run one of Lightning's verbs, or show what ``fit`` would read.
 
     Args:
-        verb: "fit", "validate", "test" or "predict".
+        verb: "fit", "validate", "test", "predict" or "preview".
         arguments: what the user typed after it.
 
     Raises:
@@ -168,37 +254,28 @@ def run_trainer(verb: str, arguments: list[str]) -> None:
     if not base.is_file():
         raise FileNotFoundError(f"the packaged configuration is missing: {base}")
     _quieten()
-    made: list[Path] = []
     RunFolder.started = False
-
-    class CLI(EncoderCLI):
-        @override
-        def _claim_root(self) -> Path:
-            root = super()._claim_root()
-            # The outermost folder that this command would make.
-            made.extend(folder for folder in [root, *root.parents] if not folder.exists())
-            return root
-
+    kind = PreviewCLI if verb == "preview" else EncoderCLI
+    cli = kind.__new__(kind)  # Its constructor runs the command, and has to be tidied up after where that fails.
     try:
         with in_one_line(started=lambda: RunFolder.started):
-            CLI(
+            cli.__init__(  # type: ignore[misc]
                 LightningModule,
                 TextDataModule,
                 subclass_mode_model=True,
                 save_config_callback=RunFolder,
                 seed_everything_default=0,
                 auto_configure_optimizers=False,
-                args=[verb, *arguments],
+                args=["fit" if verb == "preview" else verb, *replace_names(arguments)],
                 parser_kwargs={
                     "exit_on_error": False,
                     **{
                         name: {"default_config_files": [str(base)], "exit_on_error": False}
-                        for name in CLI.subcommands()
+                        for name in kind.subcommands()
                     },
                 },
             )
     except BaseException:
-        if made and not RunFolder.started:
-            # Nothing was trained: what a logger left behind in a folder of this very command is no run.
-            shutil.rmtree(made[-1], ignore_errors=True)
+        if not RunFolder.started:
+            cli.remove_what_was_made()
         raise

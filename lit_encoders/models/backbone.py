@@ -96,7 +96,11 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "xlm-roberta": Architecture(_roberta_head, ("lm_head.dense", "lm_head.layer_norm"), _after_padding),
 }
 # Where the text tower's weights stand in files of the whole model, new and old.
-_GEMMA3_TEXT_TOWER = {r"^model\.language_model\.": "model.", r"^language_model\.model\.": "model."}
+_GEMMA3_TEXT_TOWER = {
+    r"^model\.language_model\.": "model.",
+    r"^language_model\.model\.": "model.",
+    r"^language_model\.lm_head": "lm_head",
+}
 # Settings that change scores or logits in a way that neither packed attention nor the chunked loss computes.
 _UNSUPPORTED = ("attn_logit_softcapping", "final_logit_softcapping")
 

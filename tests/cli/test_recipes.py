@@ -1,0 +1,362 @@
+"""Shipped configurations: each is listed, printed whole, run with the smoke overlay, and changed by flags."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from lit_encoders.data.examples import EXAMPLES
+from lit_encoders.recipes import config_folder, lay_over, read_config, render, shipped
+
+Run = Callable[..., tuple[int, str, str]]
+Resolve = Callable[..., dict[str, Any]]
+
+RECIPES = sorted(shipped("recipes"))
+MODELS = sorted(shipped("models"))
+# The recipes at a paper's size.
+FULL_SIZE = [name for name in RECIPES if name != "quickstart"]
+# What an overlay must keep: each model's type and depth, and each recipe's phases.
+ARCHITECTURES = {
+    "modernbert_base": ("modernbert", 22),
+    "modernbert_large": ("modernbert", 28),
+    "moderncamembert_base": ("modernbert", 22),
+    "minilm": ("bert", 6),
+    "gemma3_4b": ("gemma3_text", 34),
+    "smollm2_135m": ("llama", 30),
+}
+RUNS = {
+    "quickstart": ("minilm", ["head_warmup", "detour", "decay"]),
+    "clm_detour": ("modernbert_base", ["detour", "decay"]),
+    "mlm_twin": ("modernbert_base", ["twin", "decay"]),
+    "mlm": ("modernbert_base", ["stable", "decay"]),
+    "clm": ("gemma3_4b", ["clm"]),
+}
+# The flag that sets the mask ratio that a recipe trains with; CLM has none, and validates with the module's.
+MASK_RATIO = {
+    "quickstart": "schedule.decay_mask_ratio",
+    "clm_detour": "schedule.decay_mask_ratio",
+    "mlm_twin": "schedule.detour_mask_ratio",
+    "mlm": "model.mask_ratio",
+    "clm": "model.val_mask_ratio",
+}
+
+
+def demo_is_installed() -> bool:
+    try:
+        return all(distribution(example.package.partition("==")[0]) for example in EXAMPLES.values())
+    except PackageNotFoundError:
+        return False
+
+
+demo = pytest.mark.skipif(not demo_is_installed(), reason="needs the demo extra: pip install -e '.[demo]'")
+
+
+@pytest.fixture
+def resolve(run: Run, capsys: pytest.CaptureFixture[str]) -> Resolve:
+    """The configuration that a command would run with."""
+
+    def settings(*arguments: object) -> dict[str, Any]:
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as stop:
+            run("fit", *arguments, "--print_config")
+        assert stop.value.code == 0
+        return yaml.safe_load(capsys.readouterr().out)  # type: ignore[no-any-return]
+
+    return settings
+
+
+def merged(below: Any, above: Any) -> Any:
+    """What the command line makes of two files."""
+    if not (isinstance(below, dict) and isinstance(above, dict)):
+        return above
+    result = dict(below)
+    for key, value in above.items():
+        name = key.removesuffix("+")
+        result[name] = below[name] + value if key != name else merged(below.get(key), value)
+    return result
+
+
+def leaves(settings: Any, *path: str) -> dict[tuple[str, ...], Any]:
+    if not isinstance(settings, dict):
+        return {path: settings}
+    return {leaf: value for key, below in settings.items() for leaf, value in leaves(below, *path, key).items()}
+
+
+def load(path: Path) -> Any:
+    return yaml.safe_load(path.read_text())
+
+
+# ---- listing and printing --------------------------------------------------------------------------------------------
+
+
+def test_the_list_has_every_file_with_its_first_line(run: Run) -> None:
+    code, out, _ = run("configs")
+    assert code == 0
+    paths = {path for path in config_folder().rglob("*.yaml") if path.stem != "base"}
+    assert {path.stem for path in paths} == set(shipped())
+    assert len(paths) == len(shipped()), "names are unique over all kinds"
+    for path in paths:
+        line = path.read_text().splitlines()[0]
+        assert line.startswith("# ")
+        assert re.search(rf"^  {path.stem} +{re.escape(line[2:])}$", out, re.MULTILINE), path
+
+
+@pytest.mark.parametrize("name", sorted(shipped()))
+def test_a_printed_configuration_says_what_the_files_say(run: Run, name: str) -> None:
+    code, out, _ = run("configs", name)
+    assert code == 0
+    expected = load(shipped()[name])
+    if name in RECIPES:
+        expected = merged(load(config_folder() / "base.yaml"), expected)
+        # Each number keeps the source that stands beside it.
+        assert set(re.findall(r"#.*", shipped()[name].read_text())) <= set(re.findall(r"#.*", out))
+    assert yaml.safe_load(out) == expected
+
+
+def test_a_list_is_replaced_or_appended_to(tmp_path: Path) -> None:
+    below, above = tmp_path / "below.yaml", tmp_path / "above.yaml"
+    below.write_text("a:\n  b:\n    - 1 # one\n  c: {d: 2}\nk: 0\n")
+    above.write_text("# The upper.\na:\n  # Three.\n  b+:\n    - 3\n  c: {e: 4}\n")
+    opening, entries = read_config(above)
+    assert opening == ["# The upper."]
+    both = render(lay_over(read_config(below)[1], entries))
+    assert both == "a:\n  b:\n    - 1 # one\n    # Three.\n    - 3\n  c: {e: 4}\nk: 0"
+    assert yaml.safe_load(both) == {"a": {"b": [1, 3], "c": {"e": 4}}, "k": 0}
+
+
+@pytest.mark.parametrize("name", FULL_SIZE)
+def test_a_recipe_states_only_what_differs(name: str) -> None:
+    base, recipe = leaves(load(config_folder() / "base.yaml")), leaves(load(shipped()[name]))
+    assert not {path for path in recipe if path in base and base[path] == recipe[path]}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_printed_recipe_resolves_to_the_same_from_any_folder(
+    run: Run, resolve: Resolve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    expected = resolve("--config", name)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    Path("my.yaml").write_text(run("configs", name)[1])
+    assert resolve("--config", "my.yaml") == expected
+
+
+# ---- the paper's settings --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", FULL_SIZE)
+def test_what_all_recipes_share(resolve: Resolve, name: str) -> None:
+    settings = resolve("--config", name)
+    assert settings["trainer"]["precision"] == "bf16-mixed"
+    assert settings["trainer"]["accelerator"] == "auto"
+    assert settings["trainer"]["gradient_clip_val"] == 1.0
+    assert settings["model"]["init_args"]["attention"] == "auto"
+    assert len(settings["trainer"]["callbacks"]) == len(load(config_folder() / "base.yaml")["trainer"]["callbacks"])
+
+
+def test_tokens_per_step_are_the_papers(resolve: Resolve) -> None:
+    for name, tokens in (("clm_detour", 384 * 8192), ("mlm_twin", 384 * 8192), ("mlm", 384 * 8192), ("clm", 294_912)):
+        settings = resolve("--config", name)
+        assert settings["data"]["slots"] * settings["trainer"]["accumulate_grad_batches"] == tokens
+
+
+def test_the_twin_differs_from_the_detour_in_the_objective_alone(resolve: Resolve) -> None:
+    detour, twin = (leaves(resolve("--config", name)) for name in ("clm_detour", "mlm_twin"))
+    assert {path[-1]: twin[path] for path in twin if twin[path] != detour[path]} == {"detour": "mlm"}
+    assert twin["schedule", "init_args", "detour_mask_ratio"] == 0.3
+
+
+# ---- running ---------------------------------------------------------------------------------------------------------
+
+
+@demo
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_runs_under_the_smoke_overlay(run: Run, name: str) -> None:
+    code, out, err = run("fit", "--config", name, "--config", "smoke")
+    assert code == 0, err
+    assert [path.name for path in Path("runs").iterdir()] == [name], "an overlay does not name the run"
+    root, (card, phases) = Path("runs") / name, RUNS[name]
+    model = load(root / "config.yaml")["model"]
+    backbone = model["init_args"]["backbone"]
+    assert (backbone["model_type"], backbone["num_hidden_layers"]) == ARCHITECTURES[card]
+    assert model["class_path"] == load(shipped()[card])["class_path"]
+    assert [phase["name"] for phase in json.loads((root / "summary.json").read_text())["phases"]] == phases
+    assert json.loads((root / "export" / "config.json").read_text())["model_type"] == backbone["model_type"]
+    assert "Load:" in out
+
+
+@demo
+@pytest.mark.parametrize("name", RECIPES)
+def test_flags_set_budget_learning_rate_mask_ratio_and_model(run: Run, name: str) -> None:
+    flags = ["--schedule.tokens=0.7K", "--model.learning_rate=3e-3", f"--{MASK_RATIO[name]}=0.25", "--model=minilm"]
+    if name == "quickstart":
+        flags.append("--schedule.head_warmup_steps=1")
+    code, _, err = run("fit", "--config", name, "--config", "smoke", *flags)
+    assert code == 0, err
+    settings = load(Path("runs", name, "config.yaml"))
+    assert settings["model"]["init_args"]["learning_rate"] == 3e-3
+    section, key = MASK_RATIO[name].split(".")
+    assert settings[section]["init_args"][key] == 0.25
+    assert settings["model"]["init_args"]["backbone"]["model_type"] == "bert"
+    phases = json.loads(Path("runs", name, "summary.json").read_text())["phases"]
+    assert next(phase["steps"] for phase in phases if phase["name"] != "head_warmup") == 6  # 700 tokens of 128 slots
+
+
+@demo
+def test_the_printed_recipe_runs_in_another_folder(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flags = ["--config", "smoke", "--model=minilm"]
+    assert run("fit", "--config", "clm_detour", *flags)[0] == 0
+    first = Path("runs/clm_detour").absolute()
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    Path("my.yaml").write_text(run("configs", "clm_detour")[1])
+    assert run("fit", "--config", "my.yaml", *flags)[0] == 0
+    second = Path("runs/my")
+    for file in ("config.yaml", "export/model.safetensors"):
+        assert (first / file).read_bytes() == (second / file).read_bytes()
+
+
+@demo
+def test_a_decoder_takes_the_place_of_another(run: Run) -> None:
+    code, _, err = run("fit", "--config", "clm", "--config", "smoke", "--model", "smollm2_135m")
+    assert code == 0, err
+    assert load(Path("runs/clm/config.yaml"))["model"]["init_args"]["backbone"]["model_type"] == "llama"
+
+
+# ---- models ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model_has_a_stand_in_of_its_type_and_depth(name: str) -> None:
+    from lit_encoders.models.backbone import load_config
+
+    stand_in = load(shipped()["smoke"])["stand_ins"][load(shipped()[name])["init_args"]["backbone"]]
+    tokenizer = stand_in.pop("tokenizer")
+    assert tokenizer == "example:minilm"
+    config = load_config(stand_in)
+    assert (config.model_type, config.num_hidden_layers) == ARCHITECTURES[name]
+    assert config.hidden_size <= 32
+
+
+@pytest.mark.parametrize("name", FULL_SIZE)
+def test_a_recipe_and_its_card_name_the_same_model(name: str) -> None:
+    recipe, card = load(shipped()[name])["model"], load(shipped()[RUNS[name][0]])
+    assert recipe["class_path"] == card["class_path"]
+    assert recipe["init_args"]["backbone"] == card["init_args"]["backbone"]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_card_replaces_the_model_and_nothing_else(resolve: Resolve, name: str) -> None:
+    card = load(shipped()[name])
+    before, after = (leaves(resolve("--config", "clm_detour", *flags)) for flags in ([], ["--model", name]))
+    changed = {path[-1]: value for path, value in after.items() if value != before[path]}
+    assert changed.items() <= {"backbone": card["init_args"]["backbone"], "class_path": card["class_path"]}.items()
+    assert after["model", "init_args", "backbone"] == card["init_args"]["backbone"]
+
+
+def test_a_recipe_of_ones_own_takes_a_card_by_its_path(resolve: Resolve) -> None:
+    Path("cards").mkdir()
+    Path("cards/mine.yaml").write_text(shipped()["modernbert_large"].read_text())
+    Path("my.yaml").write_text("model: cards/mine.yaml\ndata:\n  train: example:hpo\n")
+    assert resolve("--config", "my.yaml")["model"]["init_args"]["backbone"] == "answerdotai/ModernBERT-large"
+
+
+def test_a_file_of_ones_own_wins_over_a_shipped_name(resolve: Resolve) -> None:
+    Path("clm_detour").write_text(shipped()["clm"].read_text())
+    assert resolve("--config", "clm_detour")["model"]["class_path"] == "lit_encoders.LitCLM"
+    Path("clm_detour").unlink()
+    Path("clm_detour").mkdir()
+    assert resolve("--config", "clm_detour")["model"]["class_path"] == "lit_encoders.LitMLM"
+
+
+# ---- mistakes --------------------------------------------------------------------------------------------------------
+
+QUOTE = "must be text in quotes (YAML reads an unquoted 9:28 as the number 568), got 568"
+TOKENS = "must be a number of tokens such as 10e9 or 10B, got 'many'"
+MISTAKES: dict[str, tuple[list[str], str]] = {
+    "unknown recipe": (
+        ["--config=clm_detuor"],
+        "config must be a file that exists or one of {recipes}, got 'clm_detuor'; clm_detour?",
+    ),
+    "nothing near": (["--config", "qqq"], "config must be a file that exists or one of {recipes}, got 'qqq'"),
+    "a model is no recipe": (["--config", "minilm"], "got 'minilm'; mlm?"),
+    "an overlay first": (
+        ["--config=smoke", "--config=clm"],
+        "config must name a recipe before what is laid over it, got 'smoke' first",
+    ),
+    "unknown model": (["--config=clm", "--model=gema3_4b"], "or one of {models}, got 'gema3_4b'; gemma3_4b?"),
+    "option of another class": (
+        ["--config=mlm", "--schedule.decay_share=0.2"],
+        "schedule.decay_share is no option of ObjectiveSchedule",
+    ),
+    "phases of a preset": (
+        ["--config=clm_detour", "--schedule.phases=[]"],
+        "schedule.phases is no option of CLMDetour",
+    ),
+    "misspelt option": (["--config=clm", "--model.mask_ration=0.2"], "model.mask_ration is no option of LitCLM"),
+    "budget": (["--config=clm_detour", "--schedule.tokens=many"], f"schedule.tokens {TOKENS}"),
+    "budget of a phase": (["--config=mlm", "--config={files}/phase.yaml"], f"schedule.phases.tokens {TOKENS}"),
+    "budget of 0": (
+        ["--config=clm_detour", "--config=smoke", "--schedule.tokens=0"],
+        "schedule.tokens must be above 0, got 0.0",
+    ),
+    "milestone": (["--config=clm", "--config={files}/milestone.yaml"], f"trainer.callbacks.at_tokens {TOKENS}"),
+    "unquoted range": (["--config=clm", "--config={files}/range.yaml"], f"trainer.callbacks.layers {QUOTE}"),
+    "unquoted range in a list": (["--config=clm", "--config={files}/ranges.yaml"], f"trainer.callbacks.layers {QUOTE}"),
+    "mask ratio": (
+        ["--config=mlm_twin", "--config=smoke", "--schedule.detour_mask_ratio=30"],
+        "mask_ratio must be in (0, 1], got 30.0",
+    ),
+    "positions": (
+        ["--config=clm_detour", "--config=smoke", "--model=minilm", "--data.sequence_length=600", "--data.slots=600"],
+        "at most the model's 512 positions, got 600",
+    ),
+}
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    """Overlays that something is wrong with."""
+
+    def callback(name: str, argument: str) -> str:
+        item = f"class_path: lit_encoders.callbacks.{name}\n      init_args: {{{argument}}}"
+        return f"trainer:\n  callbacks+:\n    - {item}\n"
+
+    (tmp_path / "range.yaml").write_text(callback("LayerFreezing", "layers: 9:28"))
+    (tmp_path / "ranges.yaml").write_text(callback("LayerFreezing", "layers: [9:28, embeddings]"))
+    (tmp_path / "milestone.yaml").write_text(callback("HFExport", "at_tokens: [1B, many]"))
+    phases = "phases: [{name: a, objective: mlm, tokens: many}]"
+    (tmp_path / "phase.yaml").write_text(f"schedule:\n  init_args:\n    {phases}\n")
+    return tmp_path
+
+
+@demo
+@pytest.mark.parametrize("case", MISTAKES)
+def test_a_mistake_is_one_line_and_leaves_nothing(run: Run, files: Path, case: str) -> None:
+    flags, message = MISTAKES[case]
+    names = {"recipes": ", ".join(shipped("recipes", "overlays")), "models": ", ".join(shipped("models"))}
+    code, out, err = run("fit", *(flag.format(files=files) for flag in flags))
+    lines = [line for line in err.splitlines() if line.startswith("lit-encoders: error: ")]
+    assert code == 2
+    assert lines == err.splitlines()[-1:]
+    assert lines[0].endswith(message.format(**names))
+    assert "Traceback" not in out + err
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["clm_detuor"], "lit-encoders: error: NAME must be one of {all}, got 'clm_detuor'; clm_detour?\n"),
+        (["clm", "mlm"], "lit-encoders: error: NAME must be one name, got clm mlm\n"),
+    ],
+)
+def test_names_that_cannot_be_printed(run: Run, names: list[str], message: str) -> None:
+    assert run("configs", *names) == (2, "", message.format(all=", ".join(shipped())))
