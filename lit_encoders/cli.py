@@ -40,6 +40,9 @@ FUNCTION_VERBS = {
     "configs": Verb(
         "list the shipped recipes and models, or print one", "lit_encoders.recipes:configs_verb", ("name",)
     ),
+    "examples": Verb(
+        "list real models and texts to try, or fetch some", "lit_encoders.data.examples:examples_verb", ("names",)
+    ),
     "export": Verb("turn a training checkpoint into a Hugging Face folder", "lit_encoders.weights.export:export_verb"),
 }
 
