@@ -115,5 +115,8 @@ def _run_function(name: str, verb: Verb, arguments: list[str]) -> None:
         parser.add_function_arguments(function, as_positional=False, skip=set(verb.positional))
         for parameter in verb.positional:
             parser.add_argument(parameter, nargs="*")
-        settings = parser.instantiate(parser.parse_args(arguments)).as_dict()
-        print(function(**settings))
+        text = function(**parser.instantiate(parser.parse_args(arguments)).as_dict())
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:  # The reader (`| head`) has seen enough.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
