@@ -30,6 +30,17 @@ TINY: dict[str, list[dict[str, Any]]] = {
         }
         for head_warmup_steps in (3, 0)
     ],
+    "02_subclassing": [
+        {
+            "VAL_SHARE": 0.05,
+            "SLOTS": 128,
+            "SEQUENCE_LENGTH": 64,
+            "STEPS": 8,
+            "LEARNING_RATE": 1e-3,
+            "VALIDATE_EVERY": 4,
+            "RUN_DIR": "runs/tiny",
+        }
+    ],
 }
 
 # Folders of the machine that a notebook was run on.
