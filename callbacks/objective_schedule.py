@@ -239,6 +239,15 @@ class ObjectiveSchedule(Callback):
         """The phase whose last optimizer step brought ``global_step`` to ``step``."""
         return next((phase for phase in self.resolved if phase.steps and phase.stop == step), None)
 
+    def factor(self, phase: ResolvedPhase, step: int) -> float:
+        """Multiple of the learning rate at an optimizer step: override for a curve of your own.
+
+        Args:
+            phase: the phase that trains the step.
+            step: optimizer step of the run, in ``[phase.start, phase.stop)``.
+        """
+        return phase.factor(step)
+
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage != "fit":
@@ -302,7 +311,7 @@ class ObjectiveSchedule(Callback):
             pl_module.mask_ratio = now.phase.mask_ratio or self._own_mask_ratio  # type: ignore[assignment]
         for optimizer, peaks in zip(trainer.optimizers, self._peaks, strict=True):
             for group, peak in zip(optimizer.param_groups, peaks, strict=True):
-                group["lr"] = peak * now.factor(step)
+                group["lr"] = peak * self.factor(now, step)
 
     @override
     def on_train_batch_end(

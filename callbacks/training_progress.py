@@ -96,9 +96,9 @@ class TrainingProgress(ProgressBar):
 
     @staticmethod
     def _is_current(trainer: Trainer, name: str) -> bool:
-        # Metrics of an objective that rests stay in Lightning's list; only the running one's belongs in the bar.
-        objective = getattr(trainer.lightning_module, "objective", None)
-        return objective is None or name not in {"train/mlm_loss", "train/clm_loss"} or objective in name
+        # Losses of an objective that rests stay in Lightning's list; only those of the last step belong in the bar.
+        current = getattr(trainer.lightning_module, "logged_losses", None)
+        return current is None or name in current
 
     def _time_left(self, trainer: Trainer) -> str:
         began, first = self._start

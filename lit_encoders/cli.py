@@ -74,6 +74,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Before torch is imported: threads that spin at barriers make a step 70 times slower beside another process.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if os.getcwd() not in sys.path and "" not in sys.path:
+        # As `python -m` has it: class paths may name the user's own modules. Last, so that it shadows nothing.
+        sys.path.append(os.getcwd())
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
     if not arguments or arguments[0] in ("-h", "--help"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -284,16 +284,16 @@ class Backbone(nn.Module):
         extra: ExtraHead = self.heads[name]  # type: ignore[assignment]
         extra.copy_from(self.model)
 
-    def resting_parameters(self, head: str | None) -> list[nn.Parameter]:
-        """Parameters of all heads but one: a step that uses ``head`` must leave them as they are.
+    def resting_parameters(self, used: Collection[str | None]) -> list[nn.Parameter]:
+        """Parameters of the heads that a step does not use, and so must leave as they are.
 
         Args:
-            head: name of the head in use, None for the model's own.
+            used: names of the heads in use, None among them for the model's own.
         """
-        extra: dict[str, ExtraHead] = dict(self.heads.items())  # type: ignore[arg-type]
-        resting = [p for name, module in extra.items() if name != head for p in module.parameters()]
-        if head is not None:
-            resting += [theirs for _, theirs in extra[head].pairs(self.model)]
+        extra = {name: head for name, head in self.heads.items() if isinstance(head, ExtraHead)}
+        resting = [p for name, head in extra.items() if name not in used for p in head.parameters()]
+        if extra and None not in used:
+            resting += [theirs for _, theirs in next(iter(extra.values())).pairs(self.model)]
         return resting
 
     def transform(self, hidden: Tensor, head: str | None = None) -> Tensor:
@@ -342,7 +342,7 @@ class Backbone(nn.Module):
         total, row_losses = chunked_cross_entropy(output, *self.decoder_parameters(head), labels, row_weights)
         if self.heads:
             # DDP waits for a gradient of every parameter; of a head that rests it is dropped before the step.
-            total = total + 0.0 * sum(p.sum() for p in self.resting_parameters(head))
+            total = total + 0.0 * sum(p.sum() for p in self.resting_parameters([head]))
         return total, row_losses
 
     def compile_encoder(self) -> None:

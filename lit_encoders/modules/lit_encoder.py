@@ -82,6 +82,7 @@ class _Window:
         self.num_targets = 0
         self.num_tokens = 0
         self.terms: dict[str, tuple[Tensor, int]] = {}
+        self.heads: set[str | None] = set()
 
     def add(self, loss: Loss, num_tokens: int) -> None:
         self.num_targets += loss.num_targets
@@ -210,7 +211,7 @@ class LitEncoder(LightningModule):
         self._clm_head_filled = clm_head == "fresh"
         self._tokens = torch.zeros((), dtype=torch.int64)
         self._window = _Window()
-        self._logged_losses: set[str] = set()
+        self.logged_losses: set[str] = set()
         self._val_losses: list[dict[Objective, MeanMetric]] = []
         self._val_names: list[str] = []
         self._backend: Literal["varlen", "flash_attn", "sdpa"] = "sdpa"
@@ -383,6 +384,11 @@ class LitEncoder(LightningModule):
     def pack_loss(self, batch: PackedBatch, objective: Objective, targets: Targets) -> Tensor:
         """Sum of the losses of a batch's targets in nats, scalar."""
         assert self.backbone is not None
+        if self.training:
+            if objective == "clm" and self.clm_head == "copy" and not self._clm_head_filled:
+                self.backbone.fill_head("clm")
+                self._clm_head_filled = True
+            self._window.heads.add(self.head(objective))
         total, _ = self.backbone(
             targets.input_ids,
             batch.position_ids,
@@ -417,10 +423,6 @@ class LitEncoder(LightningModule):
     def training_step(self, batch: PackedBatch, batch_idx: int) -> Tensor:
         # Dropout draws from a generator: seeding it per pack leaves nothing to save, and nothing to disturb.
         torch.manual_seed(single_key(self.seed, Purpose.DROPOUT, *batch.here) >> 1)
-        if self.objective == "clm" and self.clm_head == "copy" and not self._clm_head_filled:
-            assert self.backbone is not None
-            self.backbone.fill_head("clm")
-            self._clm_head_filled = True
         loss = self.training_loss(batch)
         self._window.add(loss, batch.num_tokens)
         return loss.total / LOSS_DIVISOR
@@ -469,7 +471,8 @@ class LitEncoder(LightningModule):
                 # A sharded gradient is scaled shard by shard.
                 getattr(gradient, "_local_tensor", gradient).mul_(factor)
         if self.backbone is not None:
-            for parameter in self.backbone.resting_parameters(self.head(self.objective)):
+            # A loss of a subclass may have called the backbone itself: then the objective says which head it used.
+            for parameter in self.backbone.resting_parameters(window.heads or {self.head(self.objective)}):
                 parameter.grad = None
 
     def _log_window(self, learning_rate: float) -> None:
@@ -503,10 +506,10 @@ class LitEncoder(LightningModule):
     def _forget_losses_except(self, losses: Mapping[str, Tensor]) -> None:
         """Lightning would go on logging the last MLM loss at every CLM step: it keeps what was logged once."""
         results = self.trainer._results
-        for name in self._logged_losses - set(losses):
+        for name in self.logged_losses - set(losses):
             if results is not None:
                 results.pop(f"optimizer_step.{name}", None)
-        self._logged_losses = set(losses)
+        self.logged_losses = set(losses)
 
     def _log_against_tokens(self, losses: Mapping[str, Any]) -> None:
         # The x of other loggers is one counter for everything, so a second x axis is TensorBoard's alone.

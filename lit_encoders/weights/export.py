@@ -164,8 +164,10 @@ def export_checkpoint(
     config = AutoConfig.for_model(settings.pop("model_type"), **settings)
     first = next(value for value in saved["state_dict"].values() if value.is_floating_point())
     model = load_language_model(settings, config, first.dtype)
-    # A head that a run added beside the model's own is no part of the model.
-    state = {name: value for name, value in saved["state_dict"].items() if not name.startswith("backbone.heads.")}
+    state = saved["state_dict"]
+    if any(name.startswith("backbone.model.") for name in state):
+        # Heads and parts that a run or a subclass added beside the model are no part of it.
+        state = {name: value for name, value in state.items() if name.startswith("backbone.model.")}
     model.load_state_dict(strip_wrappers(state, model.state_dict()))
     source = tokenizer or facts["tokenizer"]
     card = model_card(facts["base"], facts["data"], facts["phases"], facts["tokens"], facts["losses"])

@@ -263,3 +263,14 @@ def test_a_module_without_objective(make_trainer: MakeTrainer) -> None:
 
     with pytest.raises(TypeError, match="needs a module with an attribute `objective`"):
         make_trainer(callbacks=[CLMDetour(steps=10)]).fit(Plain(), [torch.zeros(1)])
+
+
+def test_a_curve_of_one_s_own(bert_folder: Path, data: TextDataModule, make_trainer: MakeTrainer) -> None:
+    class Alternating(CLMDetour):
+        def factor(self, phase: Any, step: int) -> float:
+            return super().factor(phase, step) * (1.0 if step % 2 else 0.5)
+
+    recorder = Recorder()
+    callbacks = [Alternating(steps=4, warmup_steps=0, decay_share=0.0), recorder]
+    make_trainer(callbacks=callbacks, limit_val_batches=0).fit(LitMLM(str(bert_folder), learning_rate=1e-3), data)
+    assert [row[3] for row in recorder.rows] == pytest.approx([5e-4, 1e-3, 5e-4, 1e-3])

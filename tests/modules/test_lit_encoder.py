@@ -309,3 +309,22 @@ def test_whole_words_in_a_run(bert_folder: Path, data: TextDataModule, make_trai
     assert targets.num_targets == int(batch.eligible_span[:, 1].sum() - batch.eligible_span[:, 0].sum())
     (first,) = make_trainer().validate(module, data, verbose=False)
     assert make_trainer().validate(module, data, verbose=False) == [first]
+
+
+@pytest.mark.parametrize("clm_head", ["copy", "fresh"])
+def test_a_step_of_both_objectives_trains_both_heads(
+    bert_folder: Path, data: TextDataModule, make_trainer: MakeTrainer, clm_head: str
+) -> None:
+    class Both(LitMLM):
+        def training_loss(self, batch: Any) -> Loss:
+            mlm = self.targets(batch, "mlm", mask_ratio=0.3, seed=self.seed, epoch=0)
+            clm = self.targets(batch, "clm", mask_ratio=0.3, seed=self.seed, epoch=0)
+            total = self.pack_loss(batch, "mlm", mlm) + self.pack_loss(batch, "clm", clm)
+            return Loss(total, mlm.num_targets + clm.num_targets)
+
+    module = Both(str(bert_folder), clm_head=clm_head, learning_rate=1e-2)  # type: ignore[arg-type]
+    module.configure_model()
+    before = copy.deepcopy(dict(module.named_parameters()))
+    make_trainer(max_steps=2, limit_val_batches=0).fit(module, data)
+    still = [name for name, parameter in module.named_parameters() if torch.equal(parameter, before[name])]
+    assert still == []
