@@ -238,6 +238,12 @@ class TextDataModule(LightningDataModule):
             )
             for name, path in stores.items()
         }
+        _, world_size = self._ranks()
+        if len(self.plans["train"].store) < world_size:
+            raise ValueError(
+                f"data.train must hold at least one document for each of the {world_size} ranks, "
+                f"got {len(self.plans['train'].store)}"
+            )
         if stage == "fit":
             # A new fit begins at the beginning; a resumed one restores its position after this.
             self.position = Position()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import torch
 from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.loggers import TensorBoardLogger
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 from torch.optim import AdamW, Optimizer
@@ -196,6 +196,11 @@ class LitEncoder(LightningModule):
         self.clm_head = clm_head
         self.attention = attention
         self.weight_dtype: torch.dtype = getattr(torch, dtype)
+        if self.weight_dtype in (torch.bfloat16, torch.float16):
+            rank_zero_warn(
+                f"model.dtype {dtype}: optimizer steps below the precision of a weight are rounded away; "
+                "float32 with trainer.precision bf16-mixed computes as fast and loses none"
+            )
         self.activation_checkpointing = activation_checkpointing
         self.compile_encoder = compile
         self.learning_rate = learning_rate

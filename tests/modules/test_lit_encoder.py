@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import csv
 import math
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,7 +17,7 @@ from lightning.pytorch.loggers import CSVLogger
 from torch import nn
 
 from lit_encoders import LitCLM, LitEncoder, LitMLM, Loss, TextDataModule
-from lit_encoders.callbacks import ObjectiveSchedule, Phase
+from lit_encoders.callbacks import HFExport, ObjectiveSchedule, Phase
 
 MakeTrainer = Callable[..., Trainer]
 
@@ -328,3 +329,44 @@ def test_a_step_of_both_objectives_trains_both_heads(
     make_trainer(max_steps=2, limit_val_batches=0).fit(module, data)
     still = [name for name, parameter in module.named_parameters() if torch.equal(parameter, before[name])]
     assert still == []
+
+
+@pytest.mark.parametrize(("dtype", "moves"), [("float32", True), ("bfloat16", False)])
+def test_b01_steps_smaller_than_a_bf16_weight_s_precision(
+    bert_folder: Path, data: TextDataModule, make_trainer: MakeTrainer, dtype: str, moves: bool
+) -> None:
+    """100 steps of 1e-3 on a weight of 1 under bf16-mixed: 0.9 with float32 weights; bf16 weights are warned of."""
+
+    class One(LitMLM):
+        def training_loss(self, batch: Any) -> Loss:
+            return Loss(self.weight.float().sum(), 1)
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD([self.weight], lr=1e-3)
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        module = One(str(bert_folder), dtype=dtype)  # type: ignore[arg-type]
+    assert any("model.dtype bfloat16" in str(warning.message) for warning in caught) != moves
+    module.weight = nn.Parameter(torch.ones(1, dtype=module.weight_dtype))
+    make_trainer(max_steps=100, precision="bf16-mixed", limit_val_batches=0).fit(module, data)
+    assert module.weight.item() == pytest.approx(0.9 if moves else 1.0, abs=5e-3)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_x07_ties_survive_a_step_and_an_export(
+    bert_folder: Path, data: TextDataModule, make_trainer: MakeTrainer, tmp_path: Path, tied: bool
+) -> None:
+    from transformers import AutoModelForMaskedLM
+
+    settings = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+    config = {"model_type": "bert", "vocab_size": 95, "max_position_embeddings": 64, "tie_word_embeddings": tied}
+    module = LitMLM({**config, **settings}, tokenizer=str(bert_folder), learning_rate=1e-2)
+    trainer = make_trainer(max_steps=1, callbacks=[HFExport()], limit_val_batches=0)
+    trainer.fit(module, data)
+    model = AutoModelForMaskedLM.from_pretrained(tmp_path / "export")
+    decoder, embedding = model.get_output_embeddings().weight, model.get_input_embeddings().weight
+    assert (decoder.data_ptr() == embedding.data_ptr()) == tied
+    assert torch.equal(decoder, embedding) == tied
+    assert module.backbone is not None
+    assert torch.equal(decoder, module.backbone.decoder.weight)

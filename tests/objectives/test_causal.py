@@ -56,3 +56,12 @@ def test_agrees_with_a_loop_over_documents() -> None:
     targets = clm_targets(ids, segments(*lengths.tolist(), 7), lengths)
     assert targets.rows.tolist() == expected
     assert targets.labels.tolist() == [row + 1 for row in expected]
+
+
+def test_m06_an_end_token_that_is_also_the_padding_id() -> None:
+    """Rows [10, 11, 3] and [10, 11, 12, 13, 3], pad id = end id = 3: each end is a target, padding never."""
+    ids = torch.tensor([10, 11, 3, 10, 11, 12, 13, 3, 3, 3])
+    segments = torch.tensor([0, 0, 0, 1, 1, 1, 1, 1, 2, 2])
+    targets = clm_targets(ids, segments, np.array([3, 5]))
+    assert targets.rows.tolist() == [0, 1, 3, 4, 5, 6]
+    assert targets.labels.tolist() == [11, 3, 11, 12, 13, 3]
