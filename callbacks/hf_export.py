@@ -56,11 +56,15 @@ class HFExport(Callback):
         self.at_end = at_end
         self.dtype = dtype
         self.folder: Path | None = None
+        self._step = 0
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if not hasattr(pl_module, "backbone") or not hasattr(pl_module, "facts"):
-            raise TypeError(f"HFExport needs a LitEncoder, got {type(pl_module).__name__}")
+            raise TypeError(
+                "HFExport needs a LitEncoder (its `backbone`, `tokenizer` and `facts()`), "
+                f"got {type(pl_module).__name__}"
+            )
 
     @override
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -72,7 +76,15 @@ class HFExport(Callback):
                     f"HFExport.at_phases must name phases of the schedule ({', '.join(known)}), got {name!r}"
                 )
 
+    @property
+    @override
+    def state_key(self) -> str:
+        # Two may stand side by side: the one of base.yaml, and one for milestones.
+        return self._generate_state_key(at_phases=self.at_phases, at_end=self.at_end, dtype=self.dtype)
+
     def _export(self, trainer: Trainer, module: Any, *place: str) -> None:
+        if trainer.fast_dev_run:  # type: ignore[attr-defined]
+            return
         self.folder = Path(trainer.default_root_dir).joinpath("export", *place)
         facts = module.facts()
         card = model_card(facts["base"], facts["data"], facts["phases"], facts["tokens"], facts["losses"])
@@ -85,8 +97,12 @@ class HFExport(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         self._export_milestones(trainer, pl_module)
-        if not trainer.enable_validation and (batch_idx + 1) % trainer.accumulate_grad_batches == 0:
+        if not trainer.enable_validation and trainer.global_step > self._step:
             self._export_phase(trainer, pl_module)
+
+    @override
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        self._step = trainer.global_step
 
     def _export_milestones(self, trainer: Trainer, module: Any) -> None:
         slots = getattr(getattr(trainer, "datamodule", None), "slots", None)

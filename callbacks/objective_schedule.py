@@ -222,7 +222,8 @@ class ObjectiveSchedule(Callback):
         self.resolved: list[ResolvedPhase] = []
         self._peaks: list[list[float]] = []
         self._ended: ResolvedPhase | None = None
-        self._val_check_batch: Any = None
+        self._val_checks: tuple[Any, Any] = (None, None)
+        self._step = 0
         if tokens is None and all(p.tokens is None and p.warmup_tokens is None for p in phases):
             resolve_phases(phases, steps=steps)  # Mistakes show when the object is made, where that is possible.
 
@@ -261,6 +262,11 @@ class ObjectiveSchedule(Callback):
         slots = getattr(datamodule, "slots", None)
         slots_per_step = None if slots is None else slots * trainer.accumulate_grad_batches * trainer.world_size
         self.resolved = resolve_phases(self.phases, steps=self.steps, tokens=self.tokens, slots_per_step=slots_per_step)
+        if any(phase.phase.mask_ratio is not None for phase in self.resolved) and not hasattr(pl_module, "mask_ratio"):
+            raise TypeError(
+                f"a phase with a mask_ratio needs a module with an attribute `mask_ratio`; add one to "
+                f"{type(pl_module).__name__}"
+            )
         if any(phase.phase.objective == "mlm" for phase in self.resolved) and hasattr(pl_module, "check_mlm"):
             pl_module.check_mlm()  # type: ignore[operator]
         self._own_mask_ratio = getattr(pl_module, "mask_ratio", None)
@@ -271,6 +277,8 @@ class ObjectiveSchedule(Callback):
         )
 
     def _claim_max_steps(self, trainer: Trainer) -> None:
+        if trainer.fast_dev_run:  # type: ignore[attr-defined]
+            return
         if trainer.max_steps not in (-1, self.total_steps):
             raise ValueError(
                 f"trainer.max_steps must be left open or equal the schedule's {self.total_steps} steps, "
@@ -293,7 +301,10 @@ class ObjectiveSchedule(Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.lr_scheduler_configs:
             name = type(trainer.lr_scheduler_configs[0].scheduler).__name__
-            raise ValueError(f"model.lr_scheduler must be unset beside a schedule, which sets the rate, got {name}")
+            raise ValueError(
+                "model.lr_scheduler must be unset beside a schedule, which sets the rate "
+                f"(nor may configure_optimizers return one), got {name}"
+            )
         # Before a checkpoint restores the optimizers: the learning rates of the configuration count, not the old ones.
         self._peaks = [[group["lr"] for group in optimizer.param_groups] for optimizer in trainer.optimizers]
         self._apply(trainer, pl_module)
@@ -301,6 +312,7 @@ class ObjectiveSchedule(Callback):
     @override
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         self._apply(trainer, pl_module)
+        self._step = trainer.global_step
 
     def _apply(self, trainer: Trainer, pl_module: LightningModule) -> None:
         step = trainer.global_step
@@ -317,14 +329,15 @@ class ObjectiveSchedule(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        window_complete = (batch_idx + 1) % trainer.accumulate_grad_batches == 0
         ended = self.ending_at(trainer.global_step)
-        if ended is None or not window_complete:
+        # Only the micro-batch that brought the step: the next window's first ones see the same number.
+        if ended is None or trainer.global_step == self._step:
             return
         self._ended = ended
         if trainer.enable_validation:
-            # Lightning validates where the batch index divides by this; the checkpoint has to come after.
-            self._val_check_batch, trainer.val_check_batch = trainer.val_check_batch, 1
+            # Lightning validates where batch index and epoch divide by these; the checkpoint has to come after.
+            self._val_checks = (trainer.val_check_batch, trainer.check_val_every_n_epoch)
+            trainer.val_check_batch, trainer.check_val_every_n_epoch = 1, 1
         else:
             self._keep(trainer)
 
@@ -332,7 +345,7 @@ class ObjectiveSchedule(Callback):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.sanity_checking or self._ended is None:
             return
-        trainer.val_check_batch = self._val_check_batch
+        trainer.val_check_batch, trainer.check_val_every_n_epoch = self._val_checks
         self._keep(trainer)
 
     @override
@@ -343,6 +356,10 @@ class ObjectiveSchedule(Callback):
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         if not self.resolved:  # Not fitting: a validation may look at any checkpoint.
             return
+        if checkpoint["global_step"] >= self.total_steps:
+            raise ValueError(
+                f"schedule must have steps beyond the checkpoint's {checkpoint['global_step']}, got {self.total_steps}"
+            )
         saved = next((s for key, s in checkpoint["callbacks"].items() if key == self.state_key), None)
         for number, old in enumerate(saved["phases"] if saved else []):
             if old["stop"] > checkpoint["global_step"]:
@@ -363,7 +380,7 @@ class ObjectiveSchedule(Callback):
     def _keep(self, trainer: Trainer) -> None:
         assert self._ended is not None
         name, self._ended = self._ended.name, None
-        if self.keep_checkpoints:
+        if self.keep_checkpoints and not trainer.fast_dev_run:  # type: ignore[attr-defined]
             trainer.save_checkpoint(Path(trainer.default_root_dir) / "checkpoints" / f"{name}.ckpt", weights_only=False)
 
 

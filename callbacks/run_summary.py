@@ -113,7 +113,7 @@ class RunSummary(Callback):
 
     @override
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if not trainer.is_global_zero:
+        if not trainer.is_global_zero or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         reports = self.reports(trainer)
         epochs = getattr(getattr(trainer, "datamodule", None), "epochs", None)

@@ -9,9 +9,11 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from typing_extensions import override
 
+from lit_encoders.callbacks.objective_schedule import find_schedule
+
 
 class WindowCheckpoint(ModelCheckpoint):
-    """Keep the newest state in ``checkpoints/last.ckpt`` of the run folder.
+    """Keep the newest state in ``checkpoints/last.ckpt`` of the run folder, at the end of a run without schedule too.
 
     Lightning's own class saves in the middle of an accumulation window after a resumed start, over the good file.
 
@@ -42,3 +44,9 @@ class WindowCheckpoint(ModelCheckpoint):
     ) -> None:
         if (batch_idx + 1) % trainer.accumulate_grad_batches == 0:
             super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+
+    @override
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # A schedule keeps each phase's end, the last one's too.
+        if find_schedule(trainer) is None and self.dirpath is not None and not trainer.fast_dev_run:  # type: ignore[attr-defined]
+            trainer.save_checkpoint(Path(self.dirpath) / "last.ckpt", weights_only=False)

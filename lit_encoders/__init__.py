@@ -24,6 +24,10 @@ _HOMES = {
 __all__ = ["__version__", *_HOMES]
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 def __getattr__(name: str) -> Any:
     # Importing the package must not import torch: `lit-encoders --help` would wait seconds for it.
     if name not in _HOMES:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -85,6 +86,12 @@ def _readable(rule: str) -> str:
     return rule
 
 
+def _lightning() -> tuple[type[Exception], ...]:
+    """Lightning's own error for settings, where Lightning is in use at all."""
+    module = sys.modules.get("lightning.fabric.utilities.exceptions")
+    return () if module is None else (module.MisconfigurationException,)
+
+
 @contextmanager
 def in_one_line(started: Callable[[], bool] = lambda: False) -> Iterator[None]:
     """Turn what goes wrong before training into a `UsageError`; let everything after pass as it is.
@@ -96,7 +103,8 @@ def in_one_line(started: Callable[[], bool] = lambda: False) -> Iterator[None]:
 
     try:
         yield
-    except (ValueError, TypeError, OSError, NotImplementedError, ImportError, ArgumentError) as error:
-        if started():
+    except Exception as error:
+        own = (ValueError, TypeError, OSError, NotImplementedError, ImportError, ArgumentError, *_lightning())
+        if started() or not isinstance(error, own):
             raise
         raise UsageError(one_line(str(error) or type(error).__name__)) from error

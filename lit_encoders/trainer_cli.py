@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 import warnings
+import zipfile
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -18,10 +19,13 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_info
 from typing_extensions import override
 
+from lit_encoders import callbacks
 from lit_encoders.callbacks.objective_schedule import ObjectiveSchedule, find_schedule
 from lit_encoders.data.datamodule import TextDataModule
 from lit_encoders.mistakes import in_one_line
+from lit_encoders.modules.lit_clm import LitCLM as LitCLM
 from lit_encoders.modules.lit_encoder import LitEncoder
+from lit_encoders.modules.lit_mlm import LitMLM as LitMLM
 from lit_encoders.preview import preview
 from lit_encoders.recipes import config_folder, replace_names
 
@@ -102,6 +106,7 @@ class EncoderCLI(LightningCLI):
     # Set once the configuration is parsed; a command may fail before that.
     root = Path()
     made: Sequence[Path] = ()
+    forked = False
 
     @override
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
@@ -138,21 +143,33 @@ class EncoderCLI(LightningCLI):
     @override
     def before_instantiate_classes(self) -> None:
         settings = self.config[self.subcommand]
+        if not isinstance(settings.trainer, Namespace):
+            raise ValueError(f"trainer must be settings by name, got {settings.trainer!r}")
+        accumulate = settings.trainer.accumulate_grad_batches
+        if accumulate < 1:
+            raise ValueError(f"trainer.accumulate_grad_batches must be at least 1, got {accumulate}")
         every = settings.validate_every
         if every is not None:
             if every < 1:
                 raise ValueError(f"validate_every must be at least 1, got {every}")
             # Lightning counts micro-batches, within an epoch unless told otherwise.
-            settings.trainer.val_check_interval = every * settings.trainer.accumulate_grad_batches
+            settings.trainer.val_check_interval = every * accumulate
             settings.trainer.check_val_every_n_epoch = None
         if settings.trainer.precision is None:
             settings.trainer.precision = automatic_precision(settings.trainer.accelerator)
             rank_zero_info(f"precision: {settings.trainer.precision}")
         use_stand_in(settings)
+        self._use_fork()
         self.root = self._claim_root()
         # The folders that this command will make, innermost first.
         self.made = [folder for folder in [self.root, *self.root.parents] if not folder.exists()]
-        self._use_fork()
+        if self.subcommand == "fit":
+            try:
+                self.root.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise ValueError(
+                    f"trainer.default_root_dir must be a folder that can be made, got '{self.root}'"
+                ) from error
 
     def _use_fork(self) -> None:
         settings = self.config[self.subcommand]
@@ -161,9 +178,10 @@ class EncoderCLI(LightningCLI):
             return
         if settings.get("ckpt_path") is not None:
             raise ValueError(f"fork and ckpt_path exclude each other, got {fork!r} and {settings.ckpt_path!r}")
-        if not Path(fork).is_file():
+        if not zipfile.is_zipfile(fork):
             raise ValueError(f"fork must be a checkpoint that exists, got {fork!r}")
         settings.ckpt_path = fork
+        self.forked = True
 
     def remove_what_was_made(self) -> None:
         """Take away what a logger left in a folder of this very command; a folder with a run in it stays."""
@@ -179,11 +197,19 @@ class EncoderCLI(LightningCLI):
         root = settings.trainer.default_root_dir
         if root is None:
             given = settings.get("config") or []
-            name = Path(str(given[0])).stem if given else "run"
-            root = Path("runs") / name
+            config = Path(str(given[0])) if given else Path("run")
+            # A configuration that a run has saved stands for that run.
+            root = Path("runs") / (config.resolve().parent.name if config.name == "config.yaml" else config.stem)
         root = Path(root)
-        taken = [name for name in RUN_FILES if (root / name).exists()]
-        if self.subcommand == "fit" and taken and settings.get("ckpt_path") is None:
+        if self.subcommand != "fit":
+            return root
+        ckpt_path, forked = settings.get("ckpt_path"), self.forked
+        if ckpt_path is not None and not zipfile.is_zipfile(ckpt_path):
+            raise ValueError(f"ckpt_path must be a checkpoint file that exists, got {str(ckpt_path)!r}")
+        # A run that was cut off may go on in its folder; one that has ended is a result.
+        over = RUN_FILES if ckpt_path is None or forked else ("summary.json",)
+        taken = [name for name in over if (root / name).exists()]
+        if taken:
             raise ValueError(
                 f"trainer.default_root_dir must be a folder without a run, got '{root}' (it holds {taken[0]}); "
                 "choose another one or move it away"
@@ -204,11 +230,11 @@ class EncoderCLI(LightningCLI):
 
 
 class PreviewCLI(EncoderCLI):
-    """Takes what ``fit`` takes, and prints what a run would read and predict."""
+    """Takes what ``fit`` takes, and prints what a run would read and predict; no folder is claimed or made."""
 
     @override
     def _claim_root(self) -> Path:
-        return Path(self.config[self.subcommand].trainer.default_root_dir or "runs")
+        return Path()
 
     @override
     def _run_subcommand(self, subcommand: str) -> None:
@@ -254,6 +280,8 @@ def run_trainer(verb: str, arguments: list[str]) -> None:
     if not base.is_file():
         raise FileNotFoundError(f"the packaged configuration is missing: {base}")
     _quieten()
+    for name in callbacks.__all__:
+        getattr(callbacks, name)  # Known to the parser by their bare names, and listed in its help.
     RunFolder.started = False
     kind = PreviewCLI if verb == "preview" else EncoderCLI
     cli = kind.__new__(kind)  # Its constructor runs the command, and has to be tidied up after where that fails.

@@ -190,9 +190,15 @@ class TextDataModule(LightningDataModule):
             if not folder.exists():
                 rank_zero_info(f"Tokenising {', '.join(source.files)}")
                 names = ("train",) if self.val_sources else ("train", "val")
+                self._make_cache()
                 write_stores(source.documents(), tokenizer, self._split, names, folder)
         for name, path in self._stores.items():
             meta = TokenStore(path).meta
+            held_out = path.parent / "val"
+            if meta.num_documents == 0 and name == "train" and held_out.exists() and len(TokenStore(held_out)):
+                raise ValueError(
+                    f"data.val_share must leave documents to train on: lower it or set data.val, got {self.val_share}"
+                )
             if meta.num_documents == 0 and name not in sources:
                 raise ValueError(
                     f"data.val_share must give at least one document: raise it or set data.val, got {self.val_share}"
@@ -206,6 +212,12 @@ class TextDataModule(LightningDataModule):
                     f"data.{name}: the string of a special token stands in {meta.num_literal_specials} documents; "
                     "there it is read as ordinary text"
                 )
+
+    def _make_cache(self) -> None:
+        try:
+            self.cache_dir.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ValueError(f"data.cache_dir must be a folder that can be made, got '{self.cache_dir}'") from error
 
     def _split(self, document: Document) -> str:
         held_out = not self.val_sources and in_split(document, self.val_share)
@@ -315,8 +327,17 @@ class TextDataModule(LightningDataModule):
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        return {"position": list(self.position), "seed": self.seed}
+        return {"position": list(self.position), **self._identity()}
+
+    def _identity(self) -> dict[str, Any]:
+        """What a position in the plan depends on."""
+        text = self.plans["train"].store.folder.parent.name
+        return {"seed": self.seed, "slots": self.slots, "sequence_length": self.sequence_length, "text": text}
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        own = self._identity()
+        other = [f"data.{key} {state_dict[key]!r}, got {own[key]!r}" for key in own if state_dict[key] != own[key]]
+        if other:
+            raise ValueError(f"a checkpoint goes on with the data that it was made with: {'; '.join(other)}")
         self.position = Position(*state_dict["position"])

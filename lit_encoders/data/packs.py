@@ -218,7 +218,7 @@ def _empty(place: Position) -> Pack:
     return Pack(nothing, nothing, nothing, nothing, place, place)
 
 
-@dataclass(frozen=True)
+@dataclass
 class PackedBatch:
     """One micro-batch: token ids with document boundaries, and no word of the objective.
 

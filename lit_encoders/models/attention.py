@@ -7,6 +7,7 @@ everywhere, ``varlen`` is the FlashAttention inside torch, ``flash_attn`` the pa
 from __future__ import annotations
 
 import importlib.util
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import groupby
@@ -112,6 +113,13 @@ def _attend_window(q: Tensor, k: Tensor, v: Tensor, call: _Call) -> Tensor:
     return joined[:, :, :length]
 
 
+def _like_queries(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Repeat the fewer heads of grouped keys and values, (H', T, D) -> (H, T, D)."""
+    if len(k) == len(q):
+        return k, v
+    return k.repeat_interleave(len(q) // len(k), dim=0), v.repeat_interleave(len(q) // len(v), dim=0)
+
+
 def _by_groups(q: Tensor, k: Tensor, v: Tensor, layout: PackLayout, call: _Call) -> Tensor:
     """Run scaled-dot-product attention once per run of documents of one length.
 
@@ -121,6 +129,7 @@ def _by_groups(q: Tensor, k: Tensor, v: Tensor, layout: PackLayout, call: _Call)
     Returns:
         (T, H, D).
     """
+    k, v = _like_queries(q, k, v)
     outputs = []
     # `split` costs one concatenation in the backward; a slice per group would cost a zero-filled gradient each.
     pieces = zip(layout.groups, *(x.split(layout.sizes, dim=1) for x in (q, k, v)), strict=True)
@@ -130,12 +139,6 @@ def _by_groups(q: Tensor, k: Tensor, v: Tensor, layout: PackLayout, call: _Call)
         out = attend(queries, keys, values, call)  # (count, H, length, D)
         outputs.append(out.transpose(1, 2).flatten(0, 1))
     return torch.cat(outputs)
-
-
-@torch._dynamo.disable  # type: ignore[untyped-decorator]
-def _by_groups_eager(q: Tensor, k: Tensor, v: Tensor, layout: PackLayout, call: _Call) -> Tensor:
-    # The groups of a pack are Python numbers that differ from pack to pack: traced, each would compile anew.
-    return _by_groups(q, k, v, layout, call)
 
 
 def _sides(call: _Call) -> tuple[int, int]:
@@ -149,6 +152,9 @@ def _varlen(q: Tensor, k: Tensor, v: Tensor, layout: PackLayout, call: _Call) ->
 
     if call.dropout:
         raise ValueError("model.attention: 'varlen' has no attention dropout; choose 'flash_attn' or 'sdpa'")
+    grouped: dict[str, Any] = {"enable_gqa": len(k) != len(q)}
+    if "enable_gqa" not in inspect.signature(varlen_attn).parameters:  # torch 2.11
+        grouped, (k, v) = {}, _like_queries(q, k, v)
     q, k, v = (x.transpose(0, 1).contiguous() for x in (q, k, v))
     bounds, longest = layout.boundaries, layout.max_length
     assert bounds is not None
@@ -162,7 +168,7 @@ def _varlen(q: Tensor, k: Tensor, v: Tensor, layout: PackLayout, call: _Call) ->
         longest,
         scale=call.scale,
         window_size=_sides(call),
-        enable_gqa=q.shape[1] != k.shape[1],
+        **grouped,
     )
     assert isinstance(out, Tensor)
     return out
@@ -187,10 +193,20 @@ def _flash_attn(q: Tensor, k: Tensor, v: Tensor, layout: PackLayout, call: _Call
 
 
 _KERNELS: dict[str, Callable[[Tensor, Tensor, Tensor, PackLayout, _Call], Tensor]] = {
-    "sdpa": _by_groups_eager,
+    "sdpa": _by_groups,
     "varlen": _varlen,
     "flash_attn": _flash_attn,
 }
+
+
+@torch._dynamo.disable  # type: ignore[untyped-decorator]
+def _attend(q: Tensor, k: Tensor, v: Tensor, layout: PackLayout, call: _Call) -> Tensor:
+    # The boundaries of a pack differ from pack to pack: traced, each would compile anew.
+    device = q.device.type
+    if layout.backend != "sdpa" and torch.is_autocast_enabled(device):
+        # Rotations leave queries and keys in float32 in some models; the flash kernels take one narrow type for all.
+        q, k, v = (x.to(torch.get_autocast_dtype(device)) for x in (q, k, v))
+    return _KERNELS[layout.backend](q, k, v, layout, call)
 
 
 def packed_attention(
@@ -225,10 +241,8 @@ def packed_attention(
     if attention_mask is not None:
         raise ValueError("packed attention takes no attention_mask: the pack's boundaries say what may be seen")
     q, k, v = query[0], key[0], value[0]
-    if packing.backend == "sdpa" and len(k) != len(q):
-        k, v = (x.repeat_interleave(len(q) // len(x), dim=0) for x in (k, v))
     call = _Call(packing.causal, scaling, dropout, sliding_window)
-    return _KERNELS[packing.backend](q, k, v, packing, call)[None], None
+    return _attend(q, k, v, packing, call)[None], None
 
 
 def register_packed_attention() -> None:

@@ -199,7 +199,10 @@ def load_language_model(
             model, report = auto.from_pretrained(source, output_loading_info=True, **settings)
         if report["missing_keys"]:
             names = ", ".join(sorted(report["missing_keys"]))
-            rank_zero_info(f"new weights, which the backbone's folder does not have: {names}")
+            rank_zero_info(f"new weights, which the backbone does not have (warm a new head up first): {names}")
+        if report["unexpected_keys"]:
+            names = ", ".join(sorted(report["unexpected_keys"]))
+            rank_zero_info(f"left out, since a language model has no place for it: {names:.200}")
     else:
         model = auto.from_config(settings.pop("config"), **settings)
     # Loading leaves a model in eval mode; a module under training is in training mode, dropout included.

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 OptimizerCallable = Callable[[Any], Optimizer]
 LRSchedulerCallable = Callable[[Optimizer], LRScheduler]
 ClmHead = Literal["shared", "copy", "fresh"]
-Dtype = Literal["float32", "bfloat16", "float16", "float64"]
+Dtype = Literal["float32", "bfloat16", "float64"]
 
 # Keeps sums over targets near 1 in the backward pass; a power of two, so that dividing by it loses nothing.
 LOSS_DIVISOR = 4096.0
@@ -178,10 +178,11 @@ class LitEncoder(LightningModule):
             raise ValueError(f"model.corruption_ratio must be in [0, 1], got {corruption_ratio}")
         if min(corruption) < 0 or not math.isclose(sum(corruption), 1.0):
             raise ValueError(f"model.corruption must be three shares that sum to 1, got {list(corruption)}")
-        if learning_rate < 0:
-            raise ValueError(f"model.learning_rate must be at least 0, got {learning_rate}")
-        if weight_decay < 0:
-            raise ValueError(f"model.weight_decay must be at least 0, got {weight_decay}")
+        for name, value in {"learning_rate": learning_rate, "eps": eps, "weight_decay": weight_decay}.items():
+            if not 0 <= value < math.inf:
+                raise ValueError(f"model.{name} must be at least 0 and finite, got {value}")
+        if not all(0 <= beta < 1 for beta in betas):
+            raise ValueError(f"model.betas must be in [0, 1), got {list(betas)}")
         if layer_decay is not None and not 0 < layer_decay <= 1:
             raise ValueError(f"model.layer_decay must be in (0, 1], got {layer_decay}")
         self.source = model_source(backbone) if isinstance(backbone, str) else backbone
@@ -196,7 +197,7 @@ class LitEncoder(LightningModule):
         self.clm_head = clm_head
         self.attention = attention
         self.weight_dtype: torch.dtype = getattr(torch, dtype)
-        if self.weight_dtype in (torch.bfloat16, torch.float16):
+        if self.weight_dtype == torch.bfloat16:
             rank_zero_warn(
                 f"model.dtype {dtype}: optimizer steps below the precision of a weight are rounded away; "
                 "float32 with trainer.precision bf16-mixed computes as fast and loses none"
@@ -310,6 +311,12 @@ class LitEncoder(LightningModule):
     @override
     def configure_callbacks(self) -> list[Callback]:
         # Lightning's first hook: an attention that cannot run here is refused before any data is read.
+        precision = str(self.trainer.precision)
+        if precision.endswith("-true") and precision != "32-true":
+            raise ValueError(
+                "trainer.precision must be 32-true, bf16-mixed or 16-mixed (model.dtype sets the type of the weights), "
+                f"got {precision}"
+            )
         device = self.trainer.strategy.root_device.type
         self._backend = choose_backend(self.attention, device, self._compute_dtype(), attention_dropout(self.config))
         if self.attention == "auto":
@@ -429,6 +436,8 @@ class LitEncoder(LightningModule):
         # Dropout draws from a generator: seeding it per pack leaves nothing to save, and nothing to disturb.
         torch.manual_seed(single_key(self.seed, Purpose.DROPOUT, *batch.here) >> 1)
         loss = self.training_loss(batch)
+        if not isinstance(loss, Loss):
+            raise TypeError(f"training_loss must return a Loss (a sum and its targets), got {type(loss).__name__}")
         self._window.add(loss, batch.num_tokens)
         return loss.total / LOSS_DIVISOR
 

@@ -49,8 +49,7 @@ def export_folder(
     try:
         state = None
         if dtype is not None:
-            target: torch.dtype = getattr(torch, dtype)
-            state = {k: v.to(target) if v.is_floating_point() else v for k, v in model.state_dict().items()}
+            state = _cast(model.state_dict(), getattr(torch, dtype))
         model.save_pretrained(beside, state_dict=state)
         if dtype is not None:
             # transformers writes the live model's type, which would be wrong for what is stored.
@@ -65,6 +64,15 @@ def export_folder(
     finally:
         shutil.rmtree(beside, ignore_errors=True)
     return folder
+
+
+def _cast(state: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    """Cast floating tensors; those that share memory (tied weights) share it afterwards too, and are stored once."""
+    done: dict[tuple[int, torch.Size], Tensor] = {}
+    for tensor in state.values():
+        if tensor.is_floating_point():
+            done.setdefault((tensor.data_ptr(), tensor.shape), tensor.to(dtype))
+    return {name: done.get((tensor.data_ptr(), tensor.shape), tensor) for name, tensor in state.items()}
 
 
 def model_card(

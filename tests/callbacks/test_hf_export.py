@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import LightningModule, Trainer
+from safetensors import safe_open
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from lit_encoders import LitMLM, TextDataModule
@@ -115,7 +116,22 @@ def test_a_checkpoint_exports_to_the_same_bytes(
     export_checkpoint(tmp_path / "checkpoints" / "decay.ckpt", tmp_path / "half", dtype="bfloat16")
     config = json.loads((tmp_path / "half" / "config.json").read_text())
     assert config["dtype"] == "bfloat16"
-    assert load(tmp_path / "half").dtype == torch.bfloat16
+    half = load(tmp_path / "half")
+    assert half.dtype == torch.bfloat16
+    with safe_open(tmp_path / "half" / "model.safetensors", "pt") as file:
+        assert "cls.predictions.decoder.weight" not in file.keys(), "a tied matrix is stored once, cast or not"  # noqa: SIM118
+
+
+def test_two_exports_side_by_side(
+    bert_folder: Path, text_file: Path, make_trainer: MakeTrainer, tmp_path: Path
+) -> None:
+    """The one of base.yaml, and one that is added for milestones."""
+    extra = HFExport(at_phases=["detour"], at_end=False)
+    module = LitMLM(str(bert_folder))
+    data = TextDataModule(str(text_file), sequence_length=48, slots=96, val_share=0.2)
+    make_trainer(callbacks=[HFExport(), extra, CLMDetour(steps=2, decay_share=0.5)]).fit(module, data)
+    load(tmp_path / "export")
+    load(tmp_path / "export" / "detour")
 
 
 def test_x05_training_from_a_bf16_folder_is_in_float32(
@@ -172,7 +188,7 @@ def test_callbacks_refuse_what_they_cannot_do(bert_folder: Path, text_file: Path
         def configure_optimizers(self) -> None:
             return None
 
-    with pytest.raises(TypeError, match="HFExport needs a LitEncoder, got Plain"):
+    with pytest.raises(TypeError, match=r"HFExport needs a LitEncoder .*, got Plain"):
         make_trainer(max_steps=1, callbacks=[HFExport()]).fit(Plain(), [torch.zeros(1)])
     with pytest.raises(ValueError, match=r"name phases of the schedule \(detour, decay\), got 'decai'"):
         detour(bert_folder, text_file, make_trainer, HFExport(["decai"]))

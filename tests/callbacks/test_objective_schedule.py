@@ -135,6 +135,44 @@ def test_each_phase_is_validated_and_kept(
     assert all(saved["loops"]["fit_loop"]["epoch_loop.batch_progress"]["current"]["ready"] for saved in kept.values())
 
 
+def test_a_phase_s_end_does_not_wait_for_an_epoch_that_validates(
+    bert_folder: Path, text_file: Path, make_trainer: MakeTrainer, tmp_path: Path
+) -> None:
+    """Also with a short accumulation window at an epoch's end: 6 batches an epoch, 4 to a step."""
+    data = TextDataModule(str(text_file), sequence_length=48, slots=96, val_share=0.2)
+    settings = {"check_val_every_n_epoch": 3, "limit_train_batches": 6, "accumulate_grad_batches": 4, "max_epochs": 9}
+    trainer = make_trainer(callbacks=[CLMDetour(steps=2, decay_share=0.5)], **settings)
+    trainer.fit(LitMLM(str(bert_folder)), data)
+    saved = {name: torch.load(tmp_path / "checkpoints" / f"{name}.ckpt") for name in ("detour", "decay")}
+    assert {name: checkpoint["global_step"] for name, checkpoint in saved.items()} == {"detour": 2, "decay": 3}
+    assert trainer.check_val_every_n_epoch == 3
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"slots": 192}, "data.slots 96, got 192"),
+        ({"val_share": 0.3}, "data.text "),
+        ({"seed": 5}, "data.seed 0, got 5"),
+    ],
+)
+def test_a_checkpoint_goes_on_with_its_own_data_only(
+    bert_folder: Path, text_file: Path, make_trainer: MakeTrainer, tmp_path: Path, changed: Any, message: str
+) -> None:
+    def fit(ckpt_path: Path | None, **settings: Any) -> None:
+        data = TextDataModule(
+            str(text_file), **{"sequence_length": 48, "slots": 96, "val_share": 0.1, "seed": 0, **settings}
+        )
+        trainer = make_trainer(callbacks=[CLMDetour(steps=2, decay_share=0.5)], limit_val_batches=0)
+        trainer.fit(LitMLM(str(bert_folder)), data, ckpt_path=ckpt_path)
+
+    fit(None)
+    with pytest.raises(ValueError, match=message):
+        fit(tmp_path / "checkpoints" / "detour.ckpt", **changed)
+    with pytest.raises(ValueError, match=r"must have steps beyond the checkpoint's 3, got 3"):
+        fit(tmp_path / "checkpoints" / "decay.ckpt")
+
+
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_a_run_resumed_from_a_phase_ends_bit_equal(
     bert_folder: Path, text_file: Path, make_trainer: MakeTrainer, tmp_path: Path, accumulate: int

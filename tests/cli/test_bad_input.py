@@ -50,7 +50,7 @@ CASES: dict[str, tuple[list[str], str]] = {
     "unknown detour": (["--schedule.detour=rtd"], "schedule.detour must be one of 'mlm', 'clm', got 'rtd'"),
     "scheduler beside a schedule": (
         ["--model.lr_scheduler=torch.optim.lr_scheduler.ConstantLR"],
-        "model.lr_scheduler must be unset beside a schedule, which sets the rate, got ConstantLR",
+        "model.lr_scheduler must be unset beside a schedule, which sets the rate",
     ),
     "optimizer beside the module's": (["--optimizer=AdamW"], "--optimizer"),
     "max_steps": (["--trainer.max_steps=50"], "equal the schedule's 4 steps, got 50"),
@@ -58,6 +58,21 @@ CASES: dict[str, tuple[list[str], str]] = {
     "unknown trainer option": (["--trainer.max_stps=3"], "--trainer.max_stps"),
     "wrong type": (["--data.slots=many"], "data.slots must be int, got 'many'"),
     "attention that is not there": (["--model.attention=varlen"], "model.attention: 'varlen' is not available"),
+    "accumulation": (
+        ["--trainer.accumulate_grad_batches=0"],
+        "accumulate_grad_batches must be at least 1, got 0",
+    ),
+    "no accelerator": (["--trainer.accelerator=gpu"], "No supported gpu backend found"),
+    "no checkpoint": (["--ckpt_path=last"], "ckpt_path must be a checkpoint file that exists, got 'last'"),
+    "learning rate": (["--model.learning_rate=.nan"], "model.learning_rate must be at least 0 and finite, got nan"),
+    "precision of weights": (["--trainer.precision=bf16-true"], "trainer.precision must be 32-true, bf16-mixed or"),
+    "nothing left to train": (["--data.val_share=0.9999"], "data.val_share must leave documents to train on"),
+    "run folder that cannot be": (
+        ["--trainer.default_root_dir=/proc/x"],
+        "must be a folder that can be made",
+    ),
+    "cache that cannot be": (["--data.cache_dir=/proc/x"], "data.cache_dir must be a folder that can be made"),
+    "budget without end": (["--schedule.tokens=.inf"], "schedule.tokens must be"),
     "no such config": (["--config=none.yaml"], "none.yaml"),
 }
 

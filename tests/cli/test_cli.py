@@ -47,6 +47,10 @@ def test_k03_flags_beat_a_checkpoint(run, recipe: Path) -> None:  # type: ignore
     """K05: also in subclass mode; the resumed run keeps the configuration of the run before."""
     assert run("fit", "--config", recipe)[0] == 0
     checkpoint = Path("runs/tiny/checkpoints/detour.ckpt")
+    code, _, err = run("fit", "--config", recipe, "--ckpt_path", checkpoint)
+    assert code == 2
+    assert "(it holds summary.json)" in err, "a run that has ended is not written over"
+    Path("runs/tiny/summary.json").unlink()  # As if it had been cut off.
     code, _, err = run("fit", "--config", recipe, "--model.learning_rate=0.001", "--ckpt_path", checkpoint)
     assert code == 0, err
     saved = yaml.safe_load(Path("runs/tiny/config-1.yaml").read_text())
@@ -87,6 +91,22 @@ def test_validate_every_counts_optimizer_steps(run, recipe: Path) -> None:  # ty
     events.Reload()
     assert [event.step for event in events.Scalars("val/mlm_loss")] == [0, 1, 2, 4, 6, 7]
     assert events.Scalars("tokens/train/clm_loss")[-1].step == events.Scalars("train/tokens")[-1].value
+
+
+def test_a_run_without_a_schedule_keeps_its_end(run, recipe: Path) -> None:  # type: ignore[no-untyped-def]
+    settings = yaml.safe_load(recipe.read_text())
+    del settings["schedule"]
+    recipe.write_text(yaml.safe_dump(settings))
+    code, out, err = run("fit", "--config", recipe, "--trainer.max_steps=3")
+    assert code == 0, err
+    assert torch.load("runs/tiny/checkpoints/last.ckpt", weights_only=True)["global_step"] == 3
+    assert "run" in out
+
+
+def test_a_dry_run_leaves_nothing(run, recipe: Path) -> None:  # type: ignore[no-untyped-def]
+    code, _, err = run("fit", "--config", recipe, "--trainer.fast_dev_run=true")
+    assert code == 0, err
+    assert not [path for path in Path().rglob("*") if path.is_file()]
 
 
 def test_help_and_version_are_quick() -> None:

@@ -154,6 +154,7 @@ def varlen_calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
         assert call["enable_gqa"] or len(q) == len(k)
         return dense(q, k, v, visible(call["cu_seq_q"].tolist(), *call["window_size"]), call["scale"])
 
+    varlen_attn.__signature__ = signature  # type: ignore[attr-defined]
     monkeypatch.setattr(varlen, "varlen_attn", varlen_attn)
     return calls
 
@@ -290,3 +291,40 @@ def test_explicit_kernels_say_what_they_lack(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(ValueError, match=r"has no torch\.nn\.attention\.varlen"):
         choose_backend("varlen", "cuda", torch.bfloat16)
     assert choose_backend("auto", "cuda", torch.bfloat16) == "sdpa"
+
+
+def test_a_varlen_without_grouped_heads_gets_repeated_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch 2.11 has no ``enable_gqa``."""
+    import torch.nn.attention.varlen as varlen
+
+    seen: list[torch.Size] = []
+
+    def varlen_attn(
+        query: Tensor, key: Tensor, value: Tensor, cu_seq_q: Tensor, cu_seq_k: Tensor, max_q: int, max_k: int, *,
+        scale: float | None = None, window_size: tuple[int, int] = (-1, -1),
+    ) -> Tensor:  # fmt: skip
+        seen.extend([key.shape, value.shape])
+        return query
+
+    monkeypatch.setattr(varlen, "varlen_attn", varlen_attn)
+    layout = PackLayout(np.array([3, 4]), backend="varlen")
+    q, kv = torch.randn(1, 4, 7, 8), torch.randn(1, 2, 7, 8)
+    packed_attention(nn.Module(), q, kv, kv, None, packing=layout)
+    assert seen == [torch.Size([7, 4, 8])] * 2
+
+
+def test_flash_kernels_get_one_type_under_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rotations leave queries and keys in float32 in some models, beside values in bfloat16."""
+    from lit_encoders.models import attention
+
+    seen: list[torch.dtype] = []
+
+    def kernel(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> Tensor:
+        seen.extend([q.dtype, k.dtype, v.dtype])
+        return q.transpose(0, 1)
+
+    monkeypatch.setitem(attention._KERNELS, "varlen", kernel)
+    q, v = torch.randn(1, 2, 7, 8), torch.randn(1, 2, 7, 8, dtype=torch.bfloat16)
+    with torch.autocast("cpu", torch.bfloat16):
+        packed_attention(nn.Module(), q, q, v, None, packing=PackLayout(np.array([3, 4]), backend="varlen"))
+    assert seen == [torch.bfloat16] * 3
