@@ -9,8 +9,8 @@ if TYPE_CHECKING:
     from lit_encoders.data.datamodule import TextDataModule as TextDataModule
     from lit_encoders.modules.lit_clm import LitCLM as LitCLM
     from lit_encoders.modules.lit_encoder import LitEncoder as LitEncoder
-    from lit_encoders.modules.lit_encoder import Loss as Loss
     from lit_encoders.modules.lit_mlm import LitMLM as LitMLM
+    from lit_encoders.modules.token_mean import Loss as Loss
 
 __version__ = "0.1.0"
 
@@ -18,7 +18,7 @@ _HOMES = {
     "LitCLM": "lit_encoders.modules.lit_clm",
     "LitEncoder": "lit_encoders.modules.lit_encoder",
     "LitMLM": "lit_encoders.modules.lit_mlm",
-    "Loss": "lit_encoders.modules.lit_encoder",
+    "Loss": "lit_encoders.modules.token_mean",
     "TextDataModule": "lit_encoders.data.datamodule",
 }
 __all__ = ["__version__", *_HOMES]

@@ -5,17 +5,15 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
-from lightning.pytorch import Callback, LightningModule
-from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch import Callback
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torchmetrics.aggregation import MeanMetric
@@ -38,6 +36,8 @@ from lit_encoders.models.vocabulary import (
     load_tokenizer,
     mask_vocabulary,
 )
+from lit_encoders.modules.token_mean import Loss as Loss
+from lit_encoders.modules.token_mean import TokenMeanModule
 from lit_encoders.objectives import Objective
 from lit_encoders.objectives.causal import clm_targets
 from lit_encoders.objectives.hashing import Purpose, resolve_seed, single_key
@@ -53,46 +53,11 @@ LRSchedulerCallable = Callable[[Optimizer], LRScheduler]
 ClmHead = Literal["shared", "copy", "fresh"]
 Dtype = Literal["float32", "bfloat16", "float64"]
 
-# Keeps sums over targets near 1 in the backward pass; a power of two, so that dividing by it loses nothing.
-LOSS_DIVISOR = 4096.0
 # Validation masks are the same in every run, so that runs can be compared.
 VALIDATION_SEED = 0
 
 
-@dataclass(frozen=True)
-class Loss:
-    """What a micro-batch gives the optimizer step: a sum, and the number that the step divides by, once.
-
-    Attributes:
-        total: sum of the losses of all targets, in nats, scalar with a gradient.
-        num_targets: how many there are, known on the host.
-        terms: for logging, each term's name, its sum without a gradient and its number of targets; logged as
-            ``train/<name>``.
-    """
-
-    total: Tensor
-    num_targets: int
-    terms: Mapping[str, tuple[Tensor, int]] = field(default_factory=dict)
-
-
-class _Window:
-    """What the micro-batches since the last optimizer step added up to, on this rank."""
-
-    def __init__(self) -> None:
-        self.num_targets = 0
-        self.num_tokens = 0
-        self.terms: dict[str, tuple[Tensor, int]] = {}
-        self.heads: set[str | None] = set()
-
-    def add(self, loss: Loss, num_tokens: int) -> None:
-        self.num_targets += loss.num_targets
-        self.num_tokens += num_tokens
-        for name, (total, count) in loss.terms.items():
-            before, seen = self.terms.get(name, (torch.zeros_like(total), 0))
-            self.terms[name] = before + total, seen + count
-
-
-class LitEncoder(LightningModule):
+class LitEncoder(TokenMeanModule):
     """Pretrain a Hugging Face encoder (or decoder) on packs of documents, by MLM or CLM.
 
     Setting ``module.objective = "clm"`` turns attention, labels and head together, from the next step on; optimizer
@@ -215,18 +180,10 @@ class LitEncoder(LightningModule):
         self.seed = resolve_seed(seed)
         self.backbone: Backbone | None = None
         self._clm_head_filled = clm_head == "fresh"
-        self._tokens = torch.zeros((), dtype=torch.int64)
-        self._window = _Window()
-        self.logged_losses: set[str] = set()
         self._val_losses: list[dict[Objective, MeanMetric]] = []
         self._val_names: list[str] = []
         self._backend: Literal["varlen", "flash_attn", "sdpa"] = "sdpa"
         self.objective = objective or self.default_objective
-
-    @property
-    def tokens(self) -> int:
-        """Real tokens trained on so far, over all ranks; on a GPU, asking waits for the device."""
-        return int(self._tokens)
 
     # ---- the model -------------------------------------------------------------------------------------------------
 
@@ -400,7 +357,7 @@ class LitEncoder(LightningModule):
             if objective == "clm" and self.clm_head == "copy" and not self._clm_head_filled:
                 self.backbone.fill_head("clm")
                 self._clm_head_filled = True
-            self._window.heads.add(self.head(objective))
+            self.use_head(self.head(objective))
         total, _ = self.backbone(
             targets.input_ids,
             batch.position_ids,
@@ -435,101 +392,16 @@ class LitEncoder(LightningModule):
     def training_step(self, batch: PackedBatch, batch_idx: int) -> Tensor:
         # Dropout draws from a generator: seeding it per pack leaves nothing to save, and nothing to disturb.
         torch.manual_seed(single_key(self.seed, Purpose.DROPOUT, *batch.here) >> 1)
-        loss = self.training_loss(batch)
-        if not isinstance(loss, Loss):
-            raise TypeError(f"training_loss must return a Loss (a sum and its targets), got {type(loss).__name__}")
-        self._window.add(loss, batch.num_tokens)
-        return loss.total / LOSS_DIVISOR
-
-    # ---- one division per optimizer step ---------------------------------------------------------------------------
+        return self.step_loss(self.training_loss(batch), batch.num_tokens)
 
     @override
-    def optimizer_step(
-        self,
-        epoch: int,
-        batch_idx: int,
-        optimizer: Any,
-        optimizer_closure: Callable[[], Any] | None = None,
-    ) -> None:
-        assert optimizer_closure is not None
+    def resting_parameters(self, heads: set[str | None]) -> Iterable[nn.Parameter]:
+        # A loss of a subclass may have called the backbone itself: then the objective says which head it used.
+        return [] if self.backbone is None else self.backbone.resting_parameters(heads or {self.head(self.objective)})
 
-        def closure() -> Any:
-            output = optimizer_closure()
-            # Here, and not in on_before_optimizer_step: a callback's own gradient (L2-SP) must not be divided.
-            self._divide_gradients()
-            return output
-
-        super().optimizer_step(epoch, batch_idx, optimizer, closure)
-        self._log_window(float(optimizer.param_groups[0]["lr"]))
-
-    def _divide_gradients(self) -> None:
-        """Turn the sum of gradients into their mean over the targets of all micro-batches and ranks."""
-        window, world_size = self._window, self.trainer.world_size
-        counts = torch.tensor([window.num_targets, window.num_tokens], dtype=torch.int64)
-        if world_size > 1:
-            counts = self.trainer.strategy.reduce(counts.to(self.device), reduce_op="sum")
-        self._num_targets = counts[0]
-        self._tokens = self._tokens.to(counts.device) + counts[1]
-        gradients = [parameter.grad for parameter in self.parameters() if parameter.grad is not None]
-        scale = LOSS_DIVISOR * self.trainer.accumulate_grad_batches * world_size
-        # Only a rank without targets of its own has to wait and see whether any other has some.
-        if window.num_targets == 0 and (world_size == 1 or int(counts[0]) == 0):
-            # A gradient of zero would still move weights and moments; without one the optimizer leaves them alone.
-            for parameter in self.parameters():
-                parameter.grad = None
-        elif world_size == 1:
-            torch._foreach_mul_(gradients, scale / window.num_targets)
-        else:
-            factor = scale / counts[0].clamp(min=1)
-            for gradient in gradients:
-                # A sharded gradient is scaled shard by shard.
-                getattr(gradient, "_local_tensor", gradient).mul_(factor)
-        if self.backbone is not None:
-            # A loss of a subclass may have called the backbone itself: then the objective says which head it used.
-            for parameter in self.backbone.resting_parameters(window.heads or {self.head(self.objective)}):
-                parameter.grad = None
-
-    def _log_window(self, learning_rate: float) -> None:
-        """Log what the micro-batches of a step added up to, over all ranks, and start anew."""
-        window, self._window = self._window, _Window()
-        logs = self.trainer.global_step % self.trainer.log_every_n_steps == 0  # type: ignore[attr-defined]
-        if self.trainer.world_size > 1 and not logs:
-            return  # Reducing over ranks what nobody would see costs time.
-        losses: dict[str, Tensor] = {}
-        for name, (total, count) in window.terms.items():
-            if self.trainer.world_size > 1:
-                pair = torch.stack([total, total.new_tensor(count)])
-                pair = self.trainer.strategy.reduce(pair, reduce_op="sum")
-                total, count = pair[0], int(pair[1])
-            if count:
-                losses[f"train/{name}"] = total / count
-        self._forget_losses_except(losses)
-        for name, value in losses.items():
-            self.log(name, value, prog_bar=True)
-        self.log_dict(
-            {
-                "train/tokens": self._tokens.to(torch.float32),
-                "train/targets": self._num_targets.to(torch.float32),
-                "train/objective": float(get_args(Objective).index(self.objective)),
-                "train/learning_rate": learning_rate,
-            }
-        )
-        if logs:
-            self._log_against_tokens(losses)
-
-    def _forget_losses_except(self, losses: Mapping[str, Tensor]) -> None:
-        """Lightning would go on logging the last MLM loss at every CLM step: it keeps what was logged once."""
-        results = self.trainer._results
-        for name in self.logged_losses - set(losses):
-            if results is not None:
-                results.pop(f"optimizer_step.{name}", None)
-        self.logged_losses = set(losses)
-
-    def _log_against_tokens(self, losses: Mapping[str, Any]) -> None:
-        # The x of other loggers is one counter for everything, so a second x axis is TensorBoard's alone.
-        for logger in self.trainer.loggers:
-            if isinstance(logger, TensorBoardLogger):
-                logger.log_metrics({f"tokens/{name}": float(value) for name, value in losses.items()}, self.tokens)
+    @override
+    def step_metrics(self) -> dict[str, float]:
+        return {"train/objective": float(get_args(Objective).index(self.objective))}
 
     # ---- validation ------------------------------------------------------------------------------------------------
 
@@ -567,7 +439,7 @@ class LitEncoder(LightningModule):
             # Lightning does not log what a sanity check measures, but here it is where the curves begin.
             for logger in self.trainer.loggers:
                 logger.log_metrics({name: float(value) for name, value in metrics.items()}, self.trainer.global_step)
-        self._log_against_tokens(losses)
+        self.log_against_tokens(losses)
 
     # ---- optimizer and state ---------------------------------------------------------------------------------------
 

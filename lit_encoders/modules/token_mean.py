@@ -1,0 +1,178 @@
+"""One division per optimizer step: the mean over all targets of all its micro-batches and ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.loggers import TensorBoardLogger
+from torch import Tensor, nn
+from typing_extensions import override
+
+# Keeps sums over targets near 1 in the backward pass; a power of two, so that dividing by it loses nothing.
+LOSS_DIVISOR = 4096.0
+
+
+@dataclass(frozen=True)
+class Loss:
+    """What a micro-batch gives the optimizer step: a sum, and the number that the step divides by, once.
+
+    Attributes:
+        total: sum of the losses of all targets, in nats, scalar with a gradient.
+        num_targets: how many there are, known on the host.
+        terms: for logging, each term's name, its sum without a gradient and its number of targets; logged as
+            ``train/<name>``.
+    """
+
+    total: Tensor
+    num_targets: int
+    terms: Mapping[str, tuple[Tensor, int]] = field(default_factory=dict)
+
+
+class _Window:
+    """What the micro-batches since the last optimizer step added up to, on this rank."""
+
+    def __init__(self) -> None:
+        self.num_targets = 0
+        self.num_tokens = 0
+        self.terms: dict[str, tuple[Tensor, int]] = {}
+        self.heads: set[str | None] = set()
+
+    def add(self, loss: Loss, num_tokens: int) -> None:
+        self.num_targets += loss.num_targets
+        self.num_tokens += num_tokens
+        for name, (total, count) in loss.terms.items():
+            before, seen = self.terms.get(name, (torch.zeros_like(total), 0))
+            self.terms[name] = before + total, seen + count
+
+
+class TokenMeanModule(LightningModule):
+    """A LightningModule whose step is the mean over targets, however they are spread.
+
+    A subclass's ``training_step`` returns `step_loss` of a `Loss`. The gradient is then the sum over the targets of all
+    micro-batches and ranks, divided by their number once, before any callback reads it or adds to it. Logged losses are
+    weighted the same way.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.logged_losses: set[str] = set()
+        self._tokens = torch.zeros((), dtype=torch.int64)
+        self._window = _Window()
+
+    @property
+    def tokens(self) -> int:
+        """Real tokens trained on so far, over all ranks; on a GPU, asking waits for the device."""
+        return int(self._tokens)
+
+    def resting_parameters(self, heads: set[str | None]) -> Iterable[nn.Parameter]:
+        """Parameters that a step leaves alone, given the heads that its micro-batches used; none, unless overridden."""
+        return ()
+
+    def step_metrics(self) -> dict[str, float]:
+        """More figures to log with each optimizer step; none, unless overridden."""
+        return {}
+
+    def use_head(self, head: str | None) -> None:
+        """Note that the micro-batch at hand uses a head, so that it does not count as resting."""
+        self._window.heads.add(head)
+
+    def step_loss(self, loss: Loss, num_tokens: int) -> Tensor:
+        """What ``training_step`` returns: the loss's sum, with its targets and tokens counted for the step's division.
+
+        Raises:
+            TypeError: it is no `Loss`.
+        """
+        if not isinstance(loss, Loss):
+            raise TypeError(f"training_loss must return a Loss (a sum and its targets), got {type(loss).__name__}")
+        self._window.add(loss, num_tokens)
+        return loss.total / LOSS_DIVISOR
+
+    @override
+    def optimizer_step(
+        self,
+        epoch: int,
+        batch_idx: int,
+        optimizer: Any,
+        optimizer_closure: Callable[[], Any] | None = None,
+    ) -> None:
+        assert optimizer_closure is not None
+
+        def closure() -> Any:
+            output = optimizer_closure()
+            # Here, and not in on_before_optimizer_step: a callback's own gradient (L2-SP) must not be divided.
+            self._divide_gradients()
+            return output
+
+        super().optimizer_step(epoch, batch_idx, optimizer, closure)
+        self._log_window(float(optimizer.param_groups[0]["lr"]))
+
+    def _divide_gradients(self) -> None:
+        """Turn the sum of gradients into their mean over the targets of all micro-batches and ranks."""
+        window, world_size = self._window, self.trainer.world_size
+        counts = torch.tensor([window.num_targets, window.num_tokens], dtype=torch.int64)
+        if world_size > 1:
+            counts = self.trainer.strategy.reduce(counts.to(self.device), reduce_op="sum")
+        self._num_targets = counts[0]
+        self._tokens = self._tokens.to(counts.device) + counts[1]
+        gradients = [parameter.grad for parameter in self.parameters() if parameter.grad is not None]
+        scale = LOSS_DIVISOR * self.trainer.accumulate_grad_batches * world_size
+        # Only a rank without targets of its own has to wait and see whether any other has some.
+        if window.num_targets == 0 and (world_size == 1 or int(counts[0]) == 0):
+            # A gradient of zero would still move weights and moments; without one the optimizer leaves them alone.
+            for parameter in self.parameters():
+                parameter.grad = None
+        elif world_size == 1:
+            torch._foreach_mul_(gradients, scale / window.num_targets)
+        else:
+            factor = scale / counts[0].clamp(min=1)
+            for gradient in gradients:
+                # A sharded gradient is scaled shard by shard.
+                getattr(gradient, "_local_tensor", gradient).mul_(factor)
+        for parameter in self.resting_parameters(window.heads):
+            parameter.grad = None
+
+    def _log_window(self, learning_rate: float) -> None:
+        """Log what the micro-batches of a step added up to, over all ranks, and start anew."""
+        window, self._window = self._window, _Window()
+        logs = self.trainer.global_step % self.trainer.log_every_n_steps == 0  # type: ignore[attr-defined]
+        if self.trainer.world_size > 1 and not logs:
+            return  # Reducing over ranks what nobody would see costs time.
+        losses: dict[str, Tensor] = {}
+        for name, (total, count) in window.terms.items():
+            if self.trainer.world_size > 1:
+                pair = torch.stack([total, total.new_tensor(count)])
+                pair = self.trainer.strategy.reduce(pair, reduce_op="sum")
+                total, count = pair[0], int(pair[1])
+            if count:
+                losses[f"train/{name}"] = total / count
+        self._forget_losses_except(losses)
+        for name, value in losses.items():
+            self.log(name, value, prog_bar=True)
+        self.log_dict(
+            {
+                "train/tokens": self._tokens.to(torch.float32),
+                "train/targets": self._num_targets.to(torch.float32),
+                "train/learning_rate": learning_rate,
+                **self.step_metrics(),
+            }
+        )
+        if logs:
+            self.log_against_tokens(losses)
+
+    def _forget_losses_except(self, losses: Mapping[str, Tensor]) -> None:
+        """Lightning would go on logging the last MLM loss at every CLM step: it keeps what was logged once."""
+        results = self.trainer._results
+        for name in self.logged_losses - set(losses):
+            if results is not None:
+                results.pop(f"optimizer_step.{name}", None)
+        self.logged_losses = set(losses)
+
+    def log_against_tokens(self, losses: Mapping[str, Any]) -> None:
+        # The x of other loggers is one counter for everything, so a second x axis is TensorBoard's alone.
+        for logger in self.trainer.loggers:
+            if isinstance(logger, TensorBoardLogger):
+                logger.log_metrics({f"tokens/{name}": float(value) for name, value in losses.items()}, self.tokens)
