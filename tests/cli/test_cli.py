@@ -123,3 +123,53 @@ def test_importing_the_package_imports_nothing_heavy() -> None:
     code = "import sys, lit_encoders; print(sorted({'torch', 'lightning', 'transformers'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_k08_the_packaged_base_lies_under_every_verb(run, recipe: Path) -> None:  # type: ignore[no-untyped-def]
+    for verb in ("fit", "validate"):
+        with pytest.raises(SystemExit) as done:
+            run(verb, "--config", recipe, "--print_config")
+        assert not done.value.code
+    settings = yaml.safe_load(recipe.read_text())
+    settings["trainer"]["max_steps"] = 4
+    recipe.write_text(yaml.safe_dump(settings))
+    assert run("fit", "--config", recipe)[0] == 0
+    saved = yaml.safe_load(Path("runs/tiny/config.yaml").read_text())
+    assert saved["trainer"]["num_sanity_val_steps"] == -1
+    assert saved["trainer"]["max_steps"] == 4
+
+
+def test_k04_a_checkpoint_of_the_command_line_opens_in_python(run, recipe: Path) -> None:  # type: ignore[no-untyped-def]
+    """In a process of its own, with the settings that the configuration gave."""
+    assert run("fit", "--config", recipe)[0] == 0
+    code = (
+        "from lit_encoders import LitMLM\n"
+        "module = LitMLM.load_from_checkpoint('runs/tiny/checkpoints/decay.ckpt')\n"
+        "print(type(module).__name__, module.learning_rate, module.backbone.config.vocab_size, module.tokens > 0)\n"
+    )
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["LitMLM", "0.01", "95", "True"]
+
+
+def test_k06_the_user_s_checkpoint_callback_wins(run, recipe: Path) -> None:  # type: ignore[no-untyped-def]
+    settings = yaml.safe_load(recipe.read_text())
+    own = {"class_path": "lit_encoders.callbacks.WindowCheckpoint", "init_args": {"every_n_steps": 2}}
+    settings["trainer"]["callbacks"] = [own]
+    recipe.write_text(yaml.safe_dump(settings))
+    assert run("fit", "--config", recipe)[0] == 0
+    assert torch.load("runs/tiny/checkpoints/last.ckpt", weights_only=True)["global_step"] == 4
+
+
+def test_a_fork_of_another_model_is_one_line(run, recipe: Path) -> None:  # type: ignore[no-untyped-def]
+    assert run("fit", "--config", recipe)[0] == 0
+    small = {"model_type": "bert", "vocab_size": 95, "hidden_size": 16, "num_hidden_layers": 3}
+    small |= {"num_attention_heads": 2, "intermediate_size": 64, "max_position_embeddings": 128}
+    settings = yaml.safe_load(recipe.read_text())
+    init_args = settings["model"]["init_args"]
+    init_args["tokenizer"], init_args["backbone"] = init_args["backbone"], small
+    recipe.write_text(yaml.safe_dump(settings))
+    fork = ["--fork", "runs/tiny/checkpoints/detour.ckpt", "--trainer.default_root_dir=runs/fork"]
+    code, _, err = run("fit", "--config", recipe, *fork)
+    assert code == 2
+    assert "the checkpoint must be of this model" in err.splitlines()[-1]
+    assert not Path("runs/fork").exists()

@@ -221,3 +221,12 @@ def test_an_empty_named_set_names_its_key(bert_folder: Path, text_file: Path, tm
     )
     with pytest.raises(ValueError, match=r"data\.val\.fr must hold at least one document"):
         data.prepare_data()
+
+
+def test_fewer_documents_than_ranks(bert_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "two.txt").write_text("w1 w2\nw3 w4\n")
+    data = TextDataModule(str(tmp_path / "two.txt"), val=str(tmp_path / "two.txt"), tokenizer=str(bert_folder))
+    data.prepare_data()
+    monkeypatch.setattr(data, "_ranks", lambda: (0, 4))
+    with pytest.raises(ValueError, match=r"data\.train must hold at least one document for each of the 4 ranks, got 2"):
+        data.setup("fit")

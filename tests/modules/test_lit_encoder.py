@@ -370,3 +370,45 @@ def test_x07_ties_survive_a_step_and_an_export(
     assert torch.equal(decoder, embedding) == tied
     assert module.backbone is not None
     assert torch.equal(decoder, module.backbone.decoder.weight)
+
+
+def test_l09_the_logged_loss_does_not_depend_on_accumulation(
+    bert_folder: Path, text_file: Path, make_trainer: MakeTrainer
+) -> None:
+    """Learning rate 0, no dropout: four packs log the same loss as one step of four and as four steps of one."""
+
+    class Losses(Callback):
+        def __init__(self) -> None:
+            self.total = self.targets = 0.0
+
+        def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+            if trainer.fit_loop.epoch_loop._should_accumulate():
+                return
+            targets = trainer.callback_metrics["train/targets"].item()
+            self.total += trainer.callback_metrics["train/mlm_loss"].item() * targets
+            self.targets += targets
+
+    means = []
+    for accumulate in (1, 4):
+        module = LitMLM(str(bert_folder), learning_rate=0.0, weight_decay=0.0)
+        module.config.hidden_dropout_prob = module.config.attention_probs_dropout_prob = 0.0
+        losses = Losses()
+        settings = {"max_steps": 4 // accumulate, "accumulate_grad_batches": accumulate, "limit_val_batches": 0}
+        data = TextDataModule(str(text_file), sequence_length=48, slots=96, val_share=0.1)
+        make_trainer(callbacks=[losses], **settings).fit(module, data)
+        means.append(losses.total / losses.targets)
+    assert means[0] == pytest.approx(means[1], rel=1e-5)
+
+
+def test_c10_logits_of_a_pack_have_a_gradient_and_its_shape(
+    bert_folder: Path, data: TextDataModule, make_trainer: MakeTrainer
+) -> None:
+    module = LitMLM(str(bert_folder))
+    make_trainer(max_steps=1, limit_val_batches=0).fit(module, data)
+    batch = next(iter(data.train_dataloader()))
+    assert module.backbone is not None
+    hidden = module.backbone.encode(batch.input_ids, batch.position_ids, module.packing(batch, "mlm"))
+    assert hidden.shape == (96, 32)
+    logits = module.backbone.logits(hidden)
+    assert logits.shape == (96, 95)
+    assert logits.requires_grad
