@@ -106,6 +106,12 @@ class ResolvedPhase:
         """Its length."""
         return self.stop - self.start
 
+    @property
+    def trains(self) -> str:
+        """What it trains, with the mask ratio where the phase sets one (it then overrules the module's)."""
+        ratio = self.phase.mask_ratio
+        return self.phase.objective if ratio is None else f"{self.phase.objective}, mask ratio {ratio:g}"
+
     def factor(self, step: int) -> float:
         """Multiple of the optimizer's learning rate at an optimizer step of the run."""
         phase = self.phase
@@ -272,9 +278,7 @@ class ObjectiveSchedule(Callback):
         self._own_mask_ratio = getattr(pl_module, "mask_ratio", None)
         self._claim_max_steps(trainer)
         self._check_max_epochs(trainer)
-        rank_zero_info(
-            "schedule: " + ", ".join(f"{p.name} ({p.phase.objective}) {p.start}-{p.stop}" for p in self.resolved)
-        )
+        rank_zero_info("schedule: " + ", ".join(f"{p.name} ({p.trains}) {p.start}-{p.stop}" for p in self.resolved))
 
     def _claim_max_steps(self, trainer: Trainer) -> None:
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
@@ -430,7 +434,9 @@ class CLMDetour(ObjectiveSchedule):
         keep_checkpoints: bool = True,
     ) -> None:
         if (steps is None) == (tokens is None):
-            raise ValueError(f"schedule: exactly one of steps and tokens must be set, got {steps} and {tokens}")
+            raise ValueError(
+                f"schedule: exactly one of steps and tokens must be set (the other null), got {steps} and {tokens}"
+            )
         for key, value in (("steps", steps), ("tokens", tokens)):
             if value is not None and value <= 0:
                 raise ValueError(f"schedule.{key} must be above 0, got {value}")

@@ -208,7 +208,7 @@ class LitEncoder(TokenMeanModule):
         """
         if self.mask_vocabulary is None:
             raise ValueError(
-                "objective must be 'clm' for a tokenizer without a mask token, got 'mlm'; "
+                "model.objective must be 'clm' (LitCLM) for a tokenizer without a mask token, got 'mlm'; "
                 "or name one of its tokens with model.mask_token="
             )
 
@@ -445,7 +445,10 @@ class LitEncoder(TokenMeanModule):
 
     @override
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        groups = parameter_groups(self, self.weight_decay, self.no_decay, self.layer_decay)
+        try:
+            groups = parameter_groups(self, self.weight_decay, self.no_decay, self.layer_decay)
+        except ValueError as error:
+            raise ValueError(f"model.no_decay: {error}") from error
         if self.optimizer_callable is not None:
             optimizer = self.optimizer_callable(groups)
         else:

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import tempfile
+import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -158,6 +159,8 @@ def export_checkpoint(
 
     if not checkpoint.is_file():
         raise ValueError(f"checkpoint must be a file that exists, got '{checkpoint}'")
+    if not zipfile.is_zipfile(checkpoint):
+        raise ValueError(f"checkpoint must be readable as a checkpoint of a run, got '{checkpoint}'")
     if output.exists():
         raise ValueError(f"output must be a folder that does not exist yet, got '{output}'")
     try:

@@ -39,6 +39,13 @@ def test_preview_of_a_recipe(run: Any, recipe: Path) -> None:
     assert list(Path.cwd().iterdir()) == []
 
 
+def test_preview_of_a_budget_in_tokens(run: Any, recipe: Path) -> None:
+    code, out, err = run("preview", "--config", recipe, "--schedule.steps=null", "--schedule.tokens=1K")
+    assert code == 0, err
+    # 1,000 tokens in packs of 96 are 11 steps of detour, half as much of decay, and the head's one.
+    assert "budget                18 steps of 96 slots: " in out
+
+
 def test_a_tokenizer_that_does_not_fit_is_warned_of(run: Any, recipe: Path, tmp_path: Path) -> None:
     thai = tmp_path / "thai.txt"
     thai.write_text("\n".join(["ภาษาไทยเป็นภาษาที่มีระดับเสียง", "โรคเบาหวานเป็นโรคเรื้อรัง w1 w2"] * 20))
