@@ -243,7 +243,8 @@ class PreviewCLI(EncoderCLI):
             raise TypeError(f"model must be a LitEncoder to be previewed, got {type(module).__name__}")
         trainer.strategy.connect(module)
         data.trainer = module.trainer = trainer
-        trainer.datamodule = data  # As fit would: a schedule in tokens asks for the size of its packs.
+        # As fit would: a schedule in tokens asks for the size of its packs.
+        trainer.datamodule = data  # type: ignore[attr-defined]
         data.prepare_data()
         data.setup("fit")
         slots_per_step = data.slots * trainer.accumulate_grad_batches * trainer.world_size
