@@ -138,6 +138,20 @@ class MaskVocabulary:
         return MaskVocabulary(self.special.to(device), self.ordinary_ids.to(device), self.mask_token_id)
 
 
+def spread(values: Tensor, segment_ids: Tensor, num_documents: int) -> Tensor:
+    """Give each token its document's value, (N,) -> (T,); padding segments follow the real ones and read a zero."""
+    padded = torch.cat([values, values.new_zeros(1)]).to(segment_ids.device)
+    return padded[segment_ids.clamp(max=num_documents)]
+
+
+def draw_hashes(
+    seed: int, epoch: int, purpose: Purpose, documents: IntArray, segment_ids: Tensor, document_positions: Tensor
+) -> Tensor:
+    """64 random bits per token for a purpose, int64 (T,): a function of (seed, epoch, document, position) alone."""
+    keys = key_tensor(document_keys(seed, epoch, purpose, documents))
+    return token_hashes(spread(keys, segment_ids, len(documents)), document_positions)
+
+
 def mlm_targets(
     input_ids: Tensor,
     segment_ids: Tensor,
@@ -170,17 +184,14 @@ def mlm_targets(
             predicted from their own id; above it, some corrupted tokens are no targets.
         shares: of the corrupted tokens, how many become the mask, a random token, or stay.
     """
-    device = input_ids.device
     num_documents = len(documents)
     rounding = uniform(document_keys(seed, epoch, Purpose.ROUNDING, documents))
 
     def per_token(values: Tensor) -> Tensor:
-        # Padding segments follow the real ones and read a zero.
-        return torch.cat([values, values.new_zeros(1)]).to(device)[segment_ids.clamp(max=num_documents)]
+        return spread(values, segment_ids, num_documents)
 
     def hashes(purpose: Purpose) -> Tensor:
-        keys = document_keys(seed, epoch, purpose, documents)
-        return token_hashes(per_token(key_tensor(keys)), document_positions)
+        return draw_hashes(seed, epoch, purpose, documents, segment_ids, document_positions)
 
     eligible = ~vocabulary.special[input_ids] & (segment_ids < num_documents)
     ranks = rank_in_segment(hashes(Purpose.CHOICE), eligible, segment_ids, segment_starts)

@@ -9,8 +9,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lit_encoders.objectives.hashing import Purpose, document_keys, key_tensor, token_hashes, uniform
-from lit_encoders.objectives.masking import IntArray, MaskVocabulary, Targets, corrupt, rank_in_segment
+from lit_encoders.objectives.hashing import Purpose, document_keys, uniform
+from lit_encoders.objectives.masking import (
+    IntArray,
+    MaskVocabulary,
+    Targets,
+    corrupt,
+    draw_hashes,
+    rank_in_segment,
+    spread,
+)
 
 
 def word_starts(input_ids: Tensor, segment_ids: Tensor, eligible: Tensor, continues: Tensor) -> Tensor:
@@ -65,17 +73,14 @@ def whole_word_targets(
     num_words = torch.bincount(segment_ids[start_slots], minlength=num_documents)[:num_documents].numpy()
     rounding = uniform(document_keys(seed, epoch, Purpose.ROUNDING, documents))
 
-    def per_token(values: Tensor) -> Tensor:
-        return torch.cat([values, values.new_zeros(1)])[segment_ids.clamp(max=num_documents)]
-
     def hashes(purpose: Purpose) -> Tensor:
-        return token_hashes(per_token(key_tensor(document_keys(seed, epoch, purpose, documents))), document_positions)
+        return draw_hashes(seed, epoch, purpose, documents, segment_ids, document_positions)
 
     ranks = rank_in_segment(hashes(Purpose.CHOICE), starts, segment_ids, segment_starts)
 
     def chosen(ratio: float) -> Tensor:
         counts = np.minimum(np.floor(np.round(ratio * num_words, 9) + rounding), num_words).astype(np.int64)
-        first = starts & (ranks < per_token(torch.from_numpy(counts)))
+        first = starts & (ranks < spread(torch.from_numpy(counts), segment_ids, num_documents))
         return (eligible & first[start_slots][words.clamp(min=0)]).nonzero()[:, 0] if len(start_slots) else start_slots
 
     rows = chosen(mask_ratio)
