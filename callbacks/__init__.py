@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lit_encoders.callbacks.hf_export import HFExport as HFExport
+    from lit_encoders.callbacks.l2sp import L2SP as L2SP
+    from lit_encoders.callbacks.layer_freezing import FreezeWindow as FreezeWindow
     from lit_encoders.callbacks.layer_freezing import LayerFreezing as LayerFreezing
     from lit_encoders.callbacks.objective_schedule import CLMDetour as CLMDetour
     from lit_encoders.callbacks.objective_schedule import ObjectiveSchedule as ObjectiveSchedule
@@ -14,17 +16,23 @@ if TYPE_CHECKING:
     from lit_encoders.callbacks.run_summary import RunSummary as RunSummary
     from lit_encoders.callbacks.throughput import Throughput as Throughput
     from lit_encoders.callbacks.training_progress import TrainingProgress as TrainingProgress
+    from lit_encoders.callbacks.weight_drift import WeightDrift as WeightDrift
+    from lit_encoders.callbacks.weight_reversion import WeightReversion as WeightReversion
     from lit_encoders.callbacks.window_checkpoint import WindowCheckpoint as WindowCheckpoint
 
 _HOMES = {
     "CLMDetour": "objective_schedule",
+    "FreezeWindow": "layer_freezing",
     "HFExport": "hf_export",
+    "L2SP": "l2sp",
     "LayerFreezing": "layer_freezing",
     "ObjectiveSchedule": "objective_schedule",
     "Phase": "objective_schedule",
     "RunSummary": "run_summary",
     "Throughput": "throughput",
     "TrainingProgress": "training_progress",
+    "WeightDrift": "weight_drift",
+    "WeightReversion": "weight_reversion",
     "WindowCheckpoint": "window_checkpoint",
 }
 __all__ = list(_HOMES)

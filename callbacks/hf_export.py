@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,9 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from typing_extensions import override
 
 from lit_encoders.callbacks.objective_schedule import find_schedule
+from lit_encoders.models.sharding import gather_state
 from lit_encoders.optim.budgets import Tokens
-from lit_encoders.weights.export import ExportDtype, export_folder, model_card
+from lit_encoders.weights.export import ExportDtype, export_folder, export_state, model_card
 
 
 def milestone_name(tokens: float) -> str:
@@ -23,6 +25,45 @@ def milestone_name(tokens: float) -> str:
         if tokens >= unit:
             return f"tokens-{tokens / unit:g}{letter}"
     return f"tokens-{tokens:g}"
+
+
+def write_export(
+    trainer: Trainer,
+    module: Any,
+    folder: Path,
+    losses: Mapping[str, float] | None = None,
+    note: str = "",
+    dtype: ExportDtype | None = None,
+) -> Path:
+    """Write the weights that a module holds now, whole also where they are sharded; every process has to take part.
+
+    Args:
+        trainer: of the run.
+        module: a `LitEncoder`, or any LightningModule: of one that holds one Hugging Face model that model is written,
+            of another its state as ``model.safetensors``.
+        folder: where.
+        losses: held-out figures for the model card; None takes those of the last validation.
+        note: a line to add to the model card.
+        dtype: of the stored weights of a `LitEncoder`; None keeps the run's.
+
+    Returns:
+        The folder.
+    """
+    if hasattr(module, "backbone") and hasattr(module, "facts"):
+        facts = module.facts()
+        measured = facts["losses"] if losses is None else losses
+        card = model_card(facts["base"], facts["data"], facts["phases"], facts["tokens"], measured) + note
+        state = gather_state(module.backbone.model)
+        if trainer.is_global_zero:
+            export_folder(module.backbone.model, module.tokenizer, folder, card, dtype, state)
+    else:
+        models = [child for child in module.modules() if hasattr(child, "save_pretrained")]
+        whole = models[0] if models and all(child in set(models[0].modules()) for child in models) else None
+        state = gather_state(module if whole is None else whole)
+        if trainer.is_global_zero:
+            export_state(state, folder, whole)
+    trainer.strategy.barrier()
+    return folder
 
 
 class HFExport(Callback):
@@ -85,12 +126,8 @@ class HFExport(Callback):
     def _export(self, trainer: Trainer, module: Any, *place: str) -> None:
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
-        self.folder = Path(trainer.default_root_dir).joinpath("export", *place)
-        facts = module.facts()
-        card = model_card(facts["base"], facts["data"], facts["phases"], facts["tokens"], facts["losses"])
-        if trainer.is_global_zero:
-            export_folder(module.backbone.model, module.tokenizer, self.folder, card, self.dtype)
-        trainer.strategy.barrier()
+        folder = Path(trainer.default_root_dir).joinpath("export", *place)
+        self.folder = write_export(trainer, module, folder, dtype=self.dtype)
 
     @override
     def on_train_batch_end(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from typing_extensions import override
 from lit_encoders.callbacks.hf_export import HFExport
 from lit_encoders.callbacks.objective_schedule import find_schedule
 from lit_encoders.callbacks.throughput import Throughput
+from lit_encoders.callbacks.weight_reversion import WeightReversion
 from lit_encoders.weights.export import load_lines
 
 
@@ -118,6 +120,7 @@ class RunSummary(Callback):
         reports = self.reports(trainer)
         epochs = getattr(getattr(trainer, "datamodule", None), "epochs", None)
         export = next((c.folder for c in trainer.callbacks if isinstance(c, HFExport)), None)  # type: ignore[attr-defined]
+        reverted = next((c.report for c in trainer.callbacks if isinstance(c, WeightReversion)), None)  # type: ignore[attr-defined]
         summary = {
             "phases": [asdict(report) for report in reports],
             "steps": trainer.global_step,
@@ -125,6 +128,7 @@ class RunSummary(Callback):
             "epochs": epochs,
             "precision": str(trainer.precision),
             "export": None if export is None else str(export),
+            "reverted": reverted,
         }
         root = Path(trainer.default_root_dir)
         root.mkdir(parents=True, exist_ok=True)
@@ -132,7 +136,10 @@ class RunSummary(Callback):
         beside.write_text(json.dumps(summary, indent=2))
         os.replace(beside, root / "summary.json")
         # Piped output has no width of its own, and 80 columns would fold the table.
-        print_summary(reports, epochs, export, Console(width=None if sys.stdout.isatty() else 120))
+        console = Console(width=None if sys.stdout.isatty() else 120)
+        print_summary(reports, epochs, export, console)
+        if reverted is not None:
+            print_reverted(reverted, console)
 
     @override
     def state_dict(self) -> dict[str, Any]:
@@ -167,3 +174,18 @@ def print_summary(reports: list[PhaseReport], epochs: float | None, export: Path
         )
     if export is not None:
         console.print(load_lines(export), soft_wrap=True, highlight=False)
+
+
+def print_reverted(report: Mapping[str, Any], console: Console) -> None:
+    """Print what setting layer ranges back changed: `WeightReversion`'s report."""
+    table = Table(title=f"Layers {report['layers']} set back to {report['base']!r}")
+    for column in ("", "trained", "set back"):
+        table.add_column(column, justify="right" if column else "left")
+    for text, drifts in report["drift"].items():
+        both = [f"{drifts[when]['relative_l2']:.4g}" for when in ("before", "after")]
+        table.add_row(f"drift of {text}", *both)
+    for name, losses in report["losses"].items():
+        both = [f"{losses[which]:.3f}" for which in ("trained", "reverted")]
+        table.add_row(name.removeprefix("val/").replace("_", " "), *both)
+    console.print(table)
+    console.print(load_lines(Path(report["export"])), soft_wrap=True, highlight=False)

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import re
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from importlib import import_module
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from lit_encoders import __version__
 from lit_encoders.mistakes import UsageError, in_one_line
+from lit_encoders.quiet import quieten
+
+if TYPE_CHECKING:
+    from jsonargparse import ArgumentParser
 
 TRAINER_VERBS = {
     "fit": "train a model: a CLM detour, MLM, or whatever the configuration says",
@@ -29,11 +36,15 @@ class Verb:
         description: one line for the list of verbs.
         function: "module:name", imported only when the verb is used.
         positional: names of the parameters that are given without a flag, in order; a list takes all that is left.
+        renamed: for a parameter whose option has a name that Python keeps for itself, that name.
+        switches: parameters that are given as ``--name`` or ``--no-name``; neither leaves their default.
     """
 
     description: str
     function: str
     positional: tuple[str, ...] = ()
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    switches: tuple[str, ...] = ()
 
 
 FUNCTION_VERBS = {
@@ -44,6 +55,23 @@ FUNCTION_VERBS = {
         "list real models and texts to try, or fetch some", "lit_encoders.data.examples:examples_verb", ("names",)
     ),
     "export": Verb("turn a training checkpoint into a Hugging Face folder", "lit_encoders.weights.export:export_verb"),
+    "layers": Verb("list the layer ranges of a model", "lit_encoders.weights.layer_table:layers_verb", ("model",)),
+    "revert": Verb("set layer ranges back to the base's weights", "lit_encoders.weights.revert:revert_verb"),
+    "soup": Verb("average models", "lit_encoders.weights.soup:soup_verb", ("models",), switches=("normalise",)),
+    "interpolate": Verb(
+        "write models between a base and a trained one", "lit_encoders.weights.interpolate:interpolate_verb"
+    ),
+    "transplant": Verb(
+        "move layers of one model into another",
+        "lit_encoders.analysis.transplant:transplant_verb",
+        renamed={"donor": "from"},
+    ),
+    "drift": Verb("how far trained models are from their base", "lit_encoders.weights.drift:drift_verb", ("models",)),
+    "alpha-sweep": Verb(
+        "held-out losses on the way from a base to a trained model, range by range",
+        "lit_encoders.analysis.alpha_sweep:alpha_sweep_verb",
+    ),
+    "study": Verb("several runs and one table: alignment", "lit_encoders.studies.verb:study_verb", ("name",)),
 }
 
 
@@ -95,6 +123,32 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
+def verb_parser(name: str, verb: Verb, function: Callable[..., str]) -> ArgumentParser:
+    """Options of a verb, from the annotations and the docstring of its function."""
+    from jsonargparse import ActionYesNo, ArgumentParser
+
+    parser = ArgumentParser(prog=f"lit-encoders {name}", description=verb.description, exit_on_error=False)
+    apart: set[str | int] = {*verb.positional, *verb.renamed, *verb.switches}
+    parser.add_function_arguments(function, as_positional=False, skip=apart)
+    types = get_type_hints(function)
+    texts = parameter_texts(function)
+    for parameter in verb.positional:
+        many = types[parameter] is not str
+        parser.add_argument(parameter, **({"nargs": "*"} if many else {"type": str}), help=texts[parameter])
+    for parameter, option in verb.renamed.items():
+        parser.add_argument(f"--{option}", type=types[parameter], required=True, help=texts[parameter])
+    for parameter in verb.switches:
+        action = ActionYesNo(yes_prefix="", no_prefix="no-")
+        parser.add_argument(f"--{parameter}", action=action, default=None, help=texts[parameter])
+    return parser
+
+
+def parameter_texts(function: Callable[..., Any]) -> dict[str, str]:
+    """What a docstring says of each parameter, in one line."""
+    texts = re.findall(r"^ {8}(\w+): (.*(?:\n {12,}.*)*)", function.__doc__ or "", re.MULTILINE)
+    return {name: " ".join(text.split()) for name, text in texts}
+
+
 def _run(name: str, arguments: list[str]) -> None:
     if name in TRAINER_VERBS:
         from lit_encoders.trainer_cli import run_trainer
@@ -109,16 +163,16 @@ def _run(name: str, arguments: list[str]) -> None:
 
 
 def _run_function(name: str, verb: Verb, arguments: list[str]) -> None:
-    from jsonargparse import ArgumentParser
-
-    module, _, function_name = verb.function.partition(":")
+    quieten()
+    # What a trainer has to say of itself is no part of a verb's answer.
+    logging.getLogger("lightning.pytorch.utilities.rank_zero").setLevel(logging.WARNING)
     with in_one_line():
+        module, _, function_name = verb.function.partition(":")
         function = getattr(import_module(module), function_name)
-        parser = ArgumentParser(prog=f"lit-encoders {name}", description=verb.description, exit_on_error=False)
-        parser.add_function_arguments(function, as_positional=False, skip=set(verb.positional))
-        for parameter in verb.positional:
-            parser.add_argument(parameter, nargs="*")
-        text = function(**parser.instantiate(parser.parse_args(arguments)).as_dict())
+        given = verb_parser(name, verb, function).parse_args(arguments).as_dict()
+        for parameter, option in verb.renamed.items():
+            given[parameter] = given.pop(option)
+        text = function(**given)
     try:
         print(text, flush=True)
     except BrokenPipeError:  # The reader (`| head`) has seen enough.

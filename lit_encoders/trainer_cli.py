@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import shutil
-import warnings
 import zipfile
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import torch
 from jsonargparse import Namespace
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
@@ -26,27 +23,13 @@ from lit_encoders.mistakes import in_one_line
 from lit_encoders.modules.lit_clm import LitCLM as LitCLM
 from lit_encoders.modules.lit_encoder import LitEncoder
 from lit_encoders.modules.lit_mlm import LitMLM as LitMLM
+from lit_encoders.modules.precision import automatic_precision
 from lit_encoders.preview import preview
+from lit_encoders.quiet import quieten
 from lit_encoders.recipes import config_folder, replace_names
 
 # What a run leaves in its folder; any of them means that the folder is taken.
 RUN_FILES = ("config.yaml", "logs", "checkpoints", "export", "summary.json")
-
-
-def automatic_precision(accelerator: str) -> str:
-    """Choose bf16 where the hardware multiplies in it, else float32.
-
-    Args:
-        accelerator: the trainer's setting: "auto", "cpu", "gpu", ...
-
-    >>> automatic_precision("cpu") in ("bf16-mixed", "32-true")
-    True
-    """
-    if accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available():
-        fast = torch.cuda.is_bf16_supported(including_emulation=False)
-    else:
-        fast = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    return "bf16-mixed" if fast else "32-true"
 
 
 class RunFolder(SaveConfigCallback):
@@ -256,18 +239,6 @@ class PreviewCLI(EncoderCLI):
         print(preview(module, data, steps, slots_per_step))
 
 
-def _quieten() -> None:
-    """Keep advertisements and other libraries' bookkeeping off the screen."""
-    from transformers.utils.logging import disable_progress_bar
-
-    disable_progress_bar()
-    tips = logging.getLogger("lightning.pytorch.utilities.rank_zero")
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
-    tips.addFilter(lambda record: "litlogger" not in record.getMessage())
-    warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)
-    warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=DeprecationWarning)
-
-
 def run_trainer(verb: str, arguments: list[str]) -> None:
     """Run one of Lightning's verbs, or show what ``fit`` would read.
 
@@ -281,7 +252,10 @@ def run_trainer(verb: str, arguments: list[str]) -> None:
     base = config_folder() / "base.yaml"
     if not base.is_file():
         raise FileNotFoundError(f"the packaged configuration is missing: {base}")
-    _quieten()
+    from transformers.utils.logging import disable_progress_bar
+
+    quieten()
+    disable_progress_bar()
     for name in callbacks.__all__:
         getattr(callbacks, name)  # Known to the parser by their bare names, and listed in its help.
     RunFolder.started = False

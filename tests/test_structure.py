@@ -18,8 +18,11 @@ MAY_IMPORT = {
     "data": {"objectives", "models"},
     "optim": {"models"},
     "modules": {"objectives", "models", "data", "optim"},
-    "weights": {"models"},
-    "callbacks": {"objectives", "models", "data", "optim", "modules", "weights"},
+    # `data` for the names of examples that stand for a model; `plots` is one file, for whoever has numbers to show.
+    "weights": {"models", "data", "plots"},
+    "analysis": {"objectives", "models", "data", "optim", "modules", "weights", "plots"},
+    "callbacks": {"objectives", "models", "data", "optim", "modules", "weights", "analysis", "plots"},
+    "studies": {"objectives", "models", "data", "optim", "modules", "weights", "analysis", "callbacks", "plots"},
 }
 
 

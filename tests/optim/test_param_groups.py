@@ -77,11 +77,11 @@ def test_one_step_without_gradients_shrinks_matrices_alone() -> None:
 
 
 def test_ranges_that_do_not_decay(model: nn.Module) -> None:
-    from lit_encoders.models.layer_range import select_parameters
+    from lit_encoders.models.layer_range import LayerRange
 
     groups = parameter_groups(model, 0.1, no_decay=["0:1", "embeddings"])
     resting = {id(parameter) for group in groups if group["weight_decay"] == 0 for parameter in group["params"]}
-    exempt = {id(parameter) for parameter in select_parameters(model, ["0:1", "embeddings"]).values()}
+    exempt = {id(parameter) for parameter in LayerRange(["0:1", "embeddings"]).parameters(model).values()}
     vectors = {id(parameter) for parameter in model.parameters() if parameter.ndim == 1}
     assert resting == exempt | vectors
 
