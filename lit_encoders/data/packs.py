@@ -36,6 +36,9 @@ class Position(NamedTuple):
     pack: int = 0
 
 
+BEGINNING = Position()
+
+
 @dataclass(frozen=True)
 class Pack:
     """Pieces of documents that stand in one pack, shortest first.
@@ -47,6 +50,8 @@ class Pack:
         lengths: tokens of each piece with the special tokens around it, (N,).
         here: the pack's own place.
         after: the place that follows the packs of all ranks for this micro-batch.
+        first_rank: how many pieces stand in the packs before it, in its window of the plan.
+        group: the place of the first rank's pack for this micro-batch.
     """
 
     documents: IntArray
@@ -55,6 +60,8 @@ class Pack:
     lengths: IntArray
     here: Position
     after: Position
+    first_rank: int = 0
+    group: Position = BEGINNING
 
 
 def best_fit(lengths: IntArray, slots: int, open_packs: int = OPEN_PACKS) -> list[list[int]]:
@@ -161,12 +168,15 @@ class PackPlan:
         if self.shuffle:
             # Packs close fullest first and long documents close at once: without this, like would follow like.
             order = permute(order, len(packs), single_key(self.seed, Purpose.PACK_ORDER, epoch, window))
-        planned = []
+        planned: list[Pack] = []
+        rank = 0
         for number, place in enumerate(order.tolist()):
             pieces = np.array(packs[place])
             pieces = pieces[np.argsort(lengths[pieces], kind="stable")]
             here = Position(epoch, window, number)
-            planned.append(Pack(documents[owners[pieces]], starts[pieces], stops[pieces], lengths[pieces], here, here))
+            these = documents[owners[pieces]]
+            planned.append(Pack(these, starts[pieces], stops[pieces], lengths[pieces], here, here, rank, here))
+            rank += len(pieces)
         return planned
 
     def num_packs(self, epoch: int) -> int:
@@ -208,7 +218,7 @@ class PackPlan:
                 else:
                     group.append(upcoming)
                     upcoming = next(sequence)
-            yield replace(group[rank], after=upcoming.here)
+            yield replace(group[rank], after=upcoming.here, group=group[0].here)
             if multiple is not None and upcoming.here.epoch != start.epoch and count % multiple == 0:
                 return
 
@@ -233,6 +243,8 @@ class PackedBatch:
         eligible_span: tokens of its document that may be masked, before each segment and through it, (N, 2).
         here: the pack's place in the plan.
         after: the place to go on from once this batch is trained.
+        first_rank: how many pieces stand in the packs before it, in its window of the plan.
+        group: the place of the first rank's pack for this micro-batch.
         on_host: this batch before it went to a device, for what has to be decided on the host.
     """
 
@@ -246,6 +258,8 @@ class PackedBatch:
     eligible_span: IntArray
     here: Position
     after: Position
+    first_rank: int = 0
+    group: Position = BEGINNING
     on_host: PackedBatch | None = None
 
     @property
@@ -287,19 +301,15 @@ def gather(store: TokenStore, pack: Pack, affixes: Affixes, slots: int, longest:
     lengths = np.concatenate([pack.lengths, np.array(padding, np.int64)])
     starts = np.cumsum(lengths) - lengths
     input_ids = np.full(slots, pad_id, np.int64)
-    spans = np.empty((len(pack.documents), 2), np.int64)
     prefix = np.array(affixes.prefix, np.int64)
     suffix = np.array(affixes.suffix, np.int64)
     totals = store.lengths(pack.documents)
-    for row, (document, start, stop, total, slot) in enumerate(
-        zip(
-            *(x.tolist() for x in (pack.documents, pack.starts, pack.stops, totals, starts[: len(totals)])), strict=True
-        )
+    for document, start, stop, total, slot in zip(
+        *(x.tolist() for x in (pack.documents, pack.starts, pack.stops, totals, starts[: len(totals)])), strict=True
     ):
         parts = [prefix, store.tokens(document, start, stop)] + ([suffix] if stop == total else [])
         piece = np.concatenate(parts)
         input_ids[slot : slot + len(piece)] = piece
-        spans[row] = _eligible_span(store, document, start, stop, total)
     segment_ids = np.repeat(np.arange(len(lengths)), lengths)
     segment_starts = starts[segment_ids]
     position_ids = np.arange(slots) - segment_starts
@@ -313,10 +323,19 @@ def gather(store: TokenStore, pack: Pack, affixes: Affixes, slots: int, longest:
         document_positions=torch.from_numpy(position_ids + shifts[segment_ids]),
         segment_lengths=lengths,
         documents=pack.documents,
-        eligible_span=spans,
+        eligible_span=eligible_spans(store, pack),
         here=pack.here,
         after=pack.after,
+        first_rank=pack.first_rank,
+        group=pack.group,
     )
+
+
+def eligible_spans(store: TokenStore, pack: Pack) -> IntArray:
+    """Tokens of its document that may be masked, before each piece of a pack and through its end, (N, 2)."""
+    totals = store.lengths(pack.documents)
+    rows = zip(*(x.tolist() for x in (pack.documents, pack.starts, pack.stops, totals)), strict=True)
+    return np.array([_eligible_span(store, *row) for row in rows], np.int64).reshape(-1, 2)
 
 
 def _eligible_span(store: TokenStore, document: int, start: int, stop: int, total: int) -> tuple[int, int]:

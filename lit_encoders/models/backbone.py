@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from lit_encoders.models.attention import ATTENTION_NAME, PackLayout, register_packed_attention
 from lit_encoders.models.heads import ExtraHead
 from lit_encoders.models.stored_names import GEMMA3_TEXT_TOWER
-from lit_encoders.objectives.losses import chunked_cross_entropy
+from lit_encoders.objectives.losses import Teacher, chunked_cross_entropy, chunked_distillation
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -220,6 +220,27 @@ def _quiet_loading() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
+@dataclass(frozen=True)
+class RowGroup:
+    """Targets that one head predicts.
+
+    Attributes:
+        rows: slots that predict, int64 (K,).
+        labels: what they predict, int64 (K,).
+        weights: weight of each target in the sum, (K,), or None for 1.
+        head: name of an added head, None for the model's own.
+        teacher: whose distribution is learnt on them too, or None.
+        kd_weight: share of the divergence from the teacher in the loss, in [0, 1].
+    """
+
+    rows: Tensor
+    labels: Tensor
+    weights: Tensor | None = None
+    head: str | None = None
+    teacher: Teacher | None = None
+    kd_weight: float = 0.0
+
+
 class Backbone(nn.Module):
     """Encoder, LM head and loss under one ``forward``: the root that a sharded run gathers as a whole.
 
@@ -266,9 +287,19 @@ class Backbone(nn.Module):
         output = encoder(input_ids[None], position_ids=(position_ids + self._first_position)[None], packing=packing)
         return output.last_hidden_state[0]  # type: ignore[no-any-return]
 
-    def add_head(self, name: str) -> ExtraHead:
-        """Give the model a second LM head with the values of its own, used where ``forward`` names it."""
-        tied = self.decoder.weight is self.model.get_input_embeddings().weight
+    @property
+    def tied(self) -> bool:
+        """Whether the decoder's matrix is that of the embeddings."""
+        return self.decoder.weight is self.model.get_input_embeddings().weight
+
+    def add_head(self, name: str, own_decoder: bool = False) -> ExtraHead:
+        """Give the model a further LM head with the values of its own, used where ``forward`` names it.
+
+        Args:
+            name: of the head.
+            own_decoder: whether it gets a decoder matrix of its own where the model's is tied to the embeddings.
+        """
+        tied = self.tied and not own_decoder
         head = ExtraHead(self.model, self.architecture.head, self.architecture.transform, tied)
         self.heads[name] = head
         return head
@@ -291,7 +322,9 @@ class Backbone(nn.Module):
         extra = {name: head for name, head in self.heads.items() if isinstance(head, ExtraHead)}
         resting = [p for name, head in extra.items() if name not in used for p in head.parameters()]
         if extra and None not in used:
-            resting += [theirs for _, theirs in next(iter(extra.values())).pairs(self.model)]
+            own = [theirs for _, theirs in next(iter(extra.values())).pairs(self.model)]
+            # A tied decoder works on as the embeddings.
+            resting += [p for p in own if not (self.tied and p is self.decoder.weight)]
         return resting
 
     def transform(self, hidden: Tensor, head: str | None = None) -> Tensor:
@@ -312,36 +345,52 @@ class Backbone(nn.Module):
         return torch.nn.functional.linear(self.transform(hidden, head), *self.decoder_parameters(head))
 
     def forward(
-        self,
-        input_ids: Tensor,
-        position_ids: Tensor,
-        packing: PackLayout,
-        rows: Tensor,
-        labels: Tensor,
-        row_weights: Tensor | None = None,
-        head: str | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """Loss of a pack: only target rows reach head and decoder.
+        self, input_ids: Tensor, position_ids: Tensor, packing: PackLayout, groups: Sequence[RowGroup]
+    ) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """Losses of a pack: only target rows reach a head and its decoder.
 
         Args:
             input_ids: what the encoder reads, int64 (T,).
             position_ids: position of each token in its piece, int64 (T,).
             packing: boundaries, direction and kernel.
-            rows: slots that predict, int64 (K,).
-            labels: what they predict, int64 (K,).
-            row_weights: weight of each target, (K,), or None for 1.
-            head: name of an added head, None for the model's own.
+            groups: targets, by the head that predicts them.
 
         Returns:
-            Sum of the (weighted) losses in nats, scalar; and each target's loss without gradient, (K,).
+            For each group the sum of its (weighted) losses in nats, scalar; and without gradients each target's
+            cross-entropy, (K,), and its divergence from the teacher, (K,), 0 without one.
         """
         hidden = self.encode(input_ids, position_ids, packing)
-        output = self.transform(hidden.index_select(0, rows), head)
-        total, row_losses = chunked_cross_entropy(output, *self.decoder_parameters(head), labels, row_weights)
+        losses = [self._group_loss(hidden, group) for group in groups]
         if self.heads:
             # DDP waits for a gradient of every parameter; of a head that rests it is dropped before the step.
-            total = total + 0.0 * sum(p.sum() for p in self.resting_parameters([head]))
-        return total, row_losses
+            total, rows, kd = losses[0]
+            unused = self.resting_parameters([group.head for group in groups])
+            losses[0] = total + 0.0 * sum(p.sum() for p in unused), rows, kd
+        return losses
+
+    def _group_loss(self, hidden: Tensor, group: RowGroup) -> tuple[Tensor, Tensor, Tensor]:
+        output = self.transform(hidden.index_select(0, group.rows), group.head)
+        decoder = self.decoder_parameters(group.head)
+        if group.teacher is None:
+            total, rows = chunked_cross_entropy(output, *decoder, group.labels, group.weights)
+            return total, rows, torch.zeros_like(rows)
+        return chunked_distillation(output, *decoder, group.labels, group.teacher, group.kd_weight, group.weights)
+
+    @torch.no_grad()
+    def teach(
+        self, input_ids: Tensor, position_ids: Tensor, packing: PackLayout, rows: Sequence[Tensor]
+    ) -> list[tuple[Tensor, Tensor, Tensor | None]]:
+        """What this model, as a teacher, says of target rows, short of its logits.
+
+        Args:
+            input_ids, position_ids, packing: as in `forward`.
+            rows: of each group of targets its slots, int64 (K,).
+
+        Returns:
+            For each group the head's output, (K, E), with the decoder's matrix, (V, E), and bias, (V,) or None.
+        """
+        hidden = self.encode(input_ids, position_ids, packing)
+        return [(self.transform(hidden.index_select(0, slots)), *self.decoder_parameters()) for slots in rows]
 
     def compile_encoder(self) -> None:
         """Compile the encoder in place; head and loss stay as they are, since their number of rows varies."""

@@ -65,6 +65,16 @@ class ExtraHead(nn.Module):
         for mine, theirs in self.pairs(model):
             mine.copy_(theirs)
 
+    @torch.no_grad()
+    def write_to(self, model: PreTrainedModel) -> None:
+        """Make its values those of the model's own head; a decoder matrix of its own unties the model's."""
+        decoder: nn.Linear = model.get_output_embeddings()  # type: ignore[assignment]
+        if self.weight is not None and decoder.weight is model.get_input_embeddings().weight:
+            decoder.weight = nn.Parameter(self.weight.detach().clone())
+            model.config.tie_word_embeddings = False
+        for mine, theirs in self.pairs(model):
+            theirs.copy_(mine)
+
     def reset(self, model: PreTrainedModel) -> None:
         """Start anew, as the model's class starts a new head."""
         for path in self._modules_of_model:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -24,6 +25,7 @@ from lit_encoders.data.packs import PackedBatch
 from lit_encoders.models.attention import AttentionBackend, PackLayout, choose_backend
 from lit_encoders.models.backbone import (
     Backbone,
+    RowGroup,
     attention_dropout,
     load_config,
     load_language_model,
@@ -36,12 +38,14 @@ from lit_encoders.models.vocabulary import (
     load_tokenizer,
     mask_vocabulary,
 )
+from lit_encoders.modules.stream_loss import StreamDealer
 from lit_encoders.modules.token_mean import Loss as Loss
 from lit_encoders.modules.token_mean import TokenMeanModule
 from lit_encoders.objectives import Objective
 from lit_encoders.objectives.causal import clm_targets
 from lit_encoders.objectives.hashing import Purpose, resolve_seed, single_key
-from lit_encoders.objectives.masking import MaskVocabulary, Targets, mlm_targets
+from lit_encoders.objectives.masking import MaskVocabulary, Ratio, Targets, mlm_targets
+from lit_encoders.objectives.streams import Aggregation, MaskStream, SharesOf, check_streams
 from lit_encoders.objectives.whole_words import whole_word_targets
 from lit_encoders.optim.param_groups import apply_scales, parameter_groups
 
@@ -80,6 +84,12 @@ class LitEncoder(TokenMeanModule):
         corruption: of the corrupted tokens, shares that become the mask token, a random token, or stay; sum 1.
         whole_words: mask all pieces of a word or none.
         val_mask_ratio: mask ratio in validation, so that curves go on through a change of ``mask_ratio``.
+        streams: documents masked at ratios of their own, in place of ``mask_ratio``; see `MaskStream`.
+        aggregation: how the losses of streams become one: all targets pooled ("tokens"), the weighted mean of the
+            streams' means over the optimizer step ("streams"), or the mean over documents of each one's mean
+            ("inputs"). UltraBERT does not say which it used.
+        shares_of: whether streams have their shares of the documents or of the tokens.
+        tie_decoder: one decoder matrix for the heads of all streams; else each has its own.
         mask_token: token to mask with where the tokenizer has none.
         clm_head: LM head of CLM steps: the one of MLM ("shared"; the paper does not say which it used), one of its own
             that takes over the MLM head's values at the first CLM step ("copy"), or a new one ("fresh"). The MLM head
@@ -104,6 +114,8 @@ class LitEncoder(TokenMeanModule):
     """
 
     default_objective: Objective = "mlm"
+    # Whether there is a teacher to learn from: LitKD's.
+    distils = False
 
     def __init__(
         self,
@@ -115,6 +127,10 @@ class LitEncoder(TokenMeanModule):
         corruption: tuple[float, float, float] = (0.8, 0.1, 0.1),
         whole_words: bool = False,
         val_mask_ratio: float = 0.15,
+        streams: list[MaskStream] | None = None,
+        aggregation: Aggregation = "tokens",
+        shares_of: SharesOf = "documents",
+        tie_decoder: bool = False,
         mask_token: str | None = None,
         clm_head: ClmHead = "shared",
         attention: AttentionBackend = "auto",
@@ -132,7 +148,10 @@ class LitEncoder(TokenMeanModule):
         seed: int | None = None,
     ) -> None:
         super().__init__()
-        self.save_hyperparameters(ignore=["optimizer", "lr_scheduler"])
+        self.save_hyperparameters(ignore=["optimizer", "lr_scheduler", "streams"])
+        self.streams = [MaskStream(**s) if isinstance(s, Mapping) else s for s in streams or []]
+        # Checkpoints hold plain types.
+        self.hparams["streams"] = [asdict(stream) for stream in self.streams] or None
         if clm_head not in get_args(ClmHead):
             raise ValueError(f"model.clm_head must be one of {', '.join(get_args(ClmHead))}, got {clm_head!r}")
         ratios = {"mask_ratio": mask_ratio, "val_mask_ratio": val_mask_ratio}
@@ -150,6 +169,7 @@ class LitEncoder(TokenMeanModule):
             raise ValueError(f"model.betas must be in [0, 1), got {list(betas)}")
         if layer_decay is not None and not 0 < layer_decay <= 1:
             raise ValueError(f"model.layer_decay must be in (0, 1], got {layer_decay}")
+        self._check_streams(aggregation, shares_of, whole_words)
         self.source = model_source(backbone) if isinstance(backbone, str) else backbone
         self.config = load_config(self.source)
         self.tokenizer_source = None if tokenizer is None else model_source(tokenizer)
@@ -159,6 +179,8 @@ class LitEncoder(TokenMeanModule):
         self.whole_words = whole_words
         self.val_mask_ratio = val_mask_ratio
         self.mask_token = mask_token
+        self.aggregation = aggregation
+        self.tie_decoder = tie_decoder
         self.clm_head = clm_head
         self.attention = attention
         self.weight_dtype: torch.dtype = getattr(torch, dtype)
@@ -178,6 +200,9 @@ class LitEncoder(TokenMeanModule):
         self.optimizer_callable = optimizer
         self.lr_scheduler_callable = lr_scheduler
         self.seed = resolve_seed(seed)
+        named = [replace(stream, head=self.head_key(stream.head)) for stream in self.streams]
+        self.dealer = StreamDealer(named, shares_of, aggregation, self.seed)
+        self._step_counts: list[int] | None = None
         self.backbone: Backbone | None = None
         self._clm_head_filled = clm_head == "fresh"
         self._val_losses: list[dict[Objective, MeanMetric]] = []
@@ -185,7 +210,41 @@ class LitEncoder(TokenMeanModule):
         self._backend: Literal["varlen", "flash_attn", "sdpa"] = "sdpa"
         self.objective = objective or self.default_objective
 
+    def _check_streams(self, aggregation: Aggregation, shares_of: SharesOf, whole_words: bool) -> None:
+        if self.streams:
+            check_streams(self.streams)
+        for name, value, kind in (("aggregation", aggregation, Aggregation), ("shares_of", shares_of, SharesOf)):
+            if value not in get_args(kind):
+                raise ValueError(f"model.{name} must be one of {', '.join(get_args(kind))}, got {value!r}")
+        if any(stream.head == "clm" for stream in self.streams):
+            raise ValueError("model.streams must not name a head 'clm', which is that of CLM steps, got one that does")
+        if self.streams and whole_words and aggregation == "streams":
+            raise ValueError(
+                "model.aggregation must be 'tokens' or 'inputs' with model.whole_words (how many targets words make is "
+                "not known ahead), got 'streams'"
+            )
+        distilled = [stream.name for stream in self.streams if stream.distill]
+        if distilled and not self.distils:
+            raise ValueError(
+                f"model.streams may distill only in a LitKD, which has a teacher, got distill in {distilled[0]!r}"
+            )
+
     # ---- the model -------------------------------------------------------------------------------------------------
+
+    @property
+    def main_head(self) -> str | None:
+        """The streams' head that is the model's own, and so is exported: the first distilled, else the first."""
+        heads = [s.head for s in self.streams if s.distill] + [s.head for s in self.streams]
+        return next((head for head in heads if head is not None), None)
+
+    def head_key(self, head: str | None) -> str | None:
+        """The added head of that name, None for the model's own."""
+        return None if head == self.main_head else head
+
+    @property
+    @override
+    def head_names(self) -> Sequence[str | None]:
+        return [None, *([] if self.backbone is None else self.backbone.heads)]
 
     @property
     def objective(self) -> Objective:
@@ -250,6 +309,8 @@ class LitEncoder(TokenMeanModule):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
             self.backbone = Backbone(load_language_model(self.source, self.config, self.weight_dtype))
+            for name in dict.fromkeys(stream.head for stream in self.dealer.streams if stream.head is not None):
+                self.backbone.add_head(name, own_decoder=not self.tie_decoder)
             if self.clm_head != "shared":
                 head = self.backbone.add_head("clm")
                 if self.clm_head == "fresh":
@@ -304,7 +365,7 @@ class LitEncoder(TokenMeanModule):
         batch: PackedBatch,
         objective: Objective,
         *,
-        mask_ratio: float,
+        mask_ratio: Ratio,
         corruption_ratio: float | None = None,
         seed: int,
         epoch: int,
@@ -351,22 +412,35 @@ class LitEncoder(TokenMeanModule):
         )
 
     def pack_loss(self, batch: PackedBatch, objective: Objective, targets: Targets) -> Tensor:
-        """Sum of the losses of a batch's targets in nats, scalar."""
+        """Sum of the losses of a batch's targets in nats, scalar, by the model's own head or that of CLM."""
+        group = RowGroup(targets.rows, targets.labels, head=self._head_in_use(objective))
+        return self.group_losses(batch, objective, targets, [group])[0][0]
+
+    def _head_in_use(self, objective: Objective) -> str | None:
+        assert self.backbone is not None
+        if self.training and objective == "clm" and self.clm_head == "copy" and not self._clm_head_filled:
+            self.backbone.fill_head("clm")
+            self._clm_head_filled = True
+        return self.head(objective)
+
+    def group_losses(
+        self, batch: PackedBatch, objective: Objective, targets: Targets, groups: Sequence[RowGroup]
+    ) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """Losses of groups of targets; see `Backbone.forward`."""
         assert self.backbone is not None
         if self.training:
-            if objective == "clm" and self.clm_head == "copy" and not self._clm_head_filled:
-                self.backbone.fill_head("clm")
-                self._clm_head_filled = True
-            self.use_head(self.head(objective))
-        total, _ = self.backbone(
-            targets.input_ids,
-            batch.position_ids,
-            self.packing(batch, objective),
-            targets.rows,
-            targets.labels,
-            head=self.head(objective),
-        )
-        return total  # type: ignore[no-any-return]
+            for group in groups:
+                # A head without targets in the step gets a gradient of zero, which would still move it.
+                if len(group.rows):
+                    self.use_head(group.head)
+        packing = self.packing(batch, objective)
+        return self.backbone(targets.input_ids, batch.position_ids, packing, groups)  # type: ignore[no-any-return]
+
+    def with_teacher(
+        self, batch: PackedBatch, objective: Objective, targets: Targets, groups: list[RowGroup], distil: list[bool]
+    ) -> list[RowGroup]:
+        """The groups with a teacher beside those to distil; without a teacher, as they are. See `LitKD`."""
+        return groups
 
     def training_loss(self, batch: PackedBatch) -> Loss:
         """The loss of a micro-batch: override for an objective of your own.
@@ -377,16 +451,71 @@ class LitEncoder(TokenMeanModule):
         Returns:
             A sum over targets and their number, never a mean: the step divides once for all micro-batches and ranks.
         """
+        objective, streams = self.objective, self.dealer.streams if self.objective == "mlm" else []
+        members = self.dealer.members(batch) if streams else None
         targets = self.targets(
             batch,
-            self.objective,
-            mask_ratio=self.mask_ratio,
+            objective,
+            mask_ratio=self.mask_ratio if members is None else self.dealer.ratios(members),
             corruption_ratio=self.corruption_ratio,
             seed=self.seed,
             epoch=batch.here.epoch,
         )
-        total = self.pack_loss(batch, self.objective, targets)
-        return Loss(total, targets.num_targets, {f"{self.objective}_loss": (total.detach(), targets.num_targets)})
+        if members is None:
+            groups, divisor = [RowGroup(targets.rows, targets.labels, head=self._head_in_use(objective))], None
+        else:
+            groups, divisor = self.dealer.groups(batch, targets, members, self._counts_of_step(batch))
+        distil = [stream.distill for stream in streams] or [self.distils]
+        losses = self.group_losses(
+            batch, objective, targets, self.with_teacher(batch, objective, targets, groups, distil)
+        )
+        return Loss(
+            total=torch.stack([total for total, _, _ in losses]).sum(),
+            num_targets=targets.num_targets,
+            terms=self._terms(objective, losses, distil, [stream.name for stream in streams]),
+            divisor=divisor,
+            counts={} if members is None else self._stream_counts(members, targets),
+        )
+
+    def _terms(
+        self, objective: Objective, losses: list[tuple[Tensor, Tensor, Tensor]], distil: list[bool], names: list[str]
+    ) -> dict[str, tuple[Tensor, int]]:
+        """Unweighted losses for the log: over all targets, and of each stream; the same names on every rank."""
+        parts = {f"{objective}_loss": [(rows.sum(), len(rows)) for _, rows, _ in losses]}
+        taught = [(kd.sum(), len(kd)) for (_, _, kd), wanted in zip(losses, distil, strict=True) if wanted]
+        if taught:
+            parts["kd_loss"] = taught
+        for name, (_, rows, kd), wanted in zip(names, losses, distil, strict=False):
+            parts[f"{name}/{objective}_loss"] = [(rows.sum(), len(rows))]
+            if wanted:
+                parts[f"{name}/kd_loss"] = [(kd.sum(), len(kd))]
+        return {
+            name: (torch.stack([total for total, _ in found]).sum(), sum(count for _, count in found))
+            for name, found in parts.items()
+        }
+
+    def _stream_counts(self, members: Any, targets: Targets) -> dict[str, int]:
+        counts = {}
+        for number, stream in enumerate(self.streams):
+            mine = members == number
+            counts[f"{stream.name}/documents"] = int(mine.sum())
+            counts[f"{stream.name}/targets"] = int(targets.counts[mine].sum())
+        return counts
+
+    def _counts_of_step(self, batch: PackedBatch) -> list[int] | None:
+        """Targets of each stream in the step at hand, for an aggregation that is defined per step."""
+        if self.aggregation != "streams":
+            return None
+        trainer = self.trainer
+        data = getattr(trainer, "datamodule", None)
+        if not hasattr(data, "plans"):
+            raise ValueError("model.aggregation must be 'tokens' or 'inputs' without a TextDataModule, got 'streams'")
+        loop = trainer.fit_loop.epoch_loop
+        if self._step_counts is None or loop.batch_idx % trainer.accumulate_grad_batches == 0:
+            packs = trainer.accumulate_grad_batches * trainer.world_size
+            ends = trainer.max_epochs not in (None, -1)
+            self._step_counts = self.dealer.step_counts(data.plans["train"], batch, packs, ends)  # type: ignore[union-attr]
+        return self._step_counts
 
     @override
     def training_step(self, batch: PackedBatch, batch_idx: int) -> Tensor:
@@ -512,6 +641,7 @@ class LitEncoder(TokenMeanModule):
             "phases": phases,
             "tokens": self.tokens,
             "clm_head_filled": self._clm_head_filled,
+            "main_head": self.main_head,
             "losses": {name: float(metrics[name]) for name in metrics if re.fullmatch(r"val/.*loss", name)},
         }
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,27 +22,35 @@ class Loss:
     """What a micro-batch gives the optimizer step: a sum, and the number that the step divides by, once.
 
     Attributes:
-        total: sum of the losses of all targets, in nats, scalar with a gradient.
+        total: sum of the (weighted) losses of all targets, in nats, scalar with a gradient.
         num_targets: how many there are, known on the host.
         terms: for logging, each term's name, its sum without a gradient and its number of targets; logged as
             ``train/<name>``.
+        divisor: what the micro-batch adds to the number that the step divides by; None is ``num_targets``.
+        counts: for logging and records, what the micro-batch adds to a number, by name; logged as ``train/<name>``.
     """
 
     total: Tensor
     num_targets: int
     terms: Mapping[str, tuple[Tensor, int]] = field(default_factory=dict)
+    divisor: float | None = None
+    counts: Mapping[str, int] = field(default_factory=dict)
 
 
 class _Window:
     """What the micro-batches since the last optimizer step added up to, on this rank."""
 
     def __init__(self) -> None:
+        self.divisor = 0.0
         self.num_targets = 0
         self.num_tokens = 0
         self.terms: dict[str, tuple[Tensor, int]] = {}
+        self.counts: Counter[str] = Counter()
         self.heads: set[str | None] = set()
 
     def add(self, loss: Loss, num_tokens: int) -> None:
+        self.divisor += loss.num_targets if loss.divisor is None else loss.divisor
+        self.counts.update(loss.counts)
         self.num_targets += loss.num_targets
         self.num_tokens += num_tokens
         for name, (total, count) in loss.terms.items():
@@ -62,11 +71,18 @@ class TokenMeanModule(LightningModule):
         self.logged_losses: set[str] = set()
         self._tokens = torch.zeros((), dtype=torch.int64)
         self._window = _Window()
+        # What this rank has counted so far, by name.
+        self.counted: Counter[str] = Counter()
 
     @property
     def tokens(self) -> int:
         """Real tokens trained on so far, over all ranks; on a GPU, asking waits for the device."""
         return int(self._tokens)
+
+    @property
+    def head_names(self) -> Sequence[str | None]:
+        """The heads that micro-batches may use, in the same order on every rank; none, unless overridden."""
+        return ()
 
     def resting_parameters(self, heads: set[str | None]) -> Iterable[nn.Parameter]:
         """Parameters that a step leaves alone, given the heads that its micro-batches used; none, unless overridden."""
@@ -113,31 +129,38 @@ class TokenMeanModule(LightningModule):
     def _divide_gradients(self) -> None:
         """Turn the sum of gradients into their mean over the targets of all micro-batches and ranks."""
         window, world_size = self._window, self.trainer.world_size
-        counts = torch.tensor([window.num_targets, window.num_tokens], dtype=torch.int64)
+        names = self.head_names
+        uses = [float(name in window.heads) for name in names]
+        counts = torch.tensor([window.divisor, window.num_targets, window.num_tokens, *uses], dtype=torch.float64)
         if world_size > 1:
             counts = self.trainer.strategy.reduce(counts.to(self.device), reduce_op="sum")
-        self._num_targets = counts[0]
-        self._tokens = self._tokens.to(counts.device) + counts[1]
+        self._num_targets = counts[1]
+        self._tokens = self._tokens.to(counts.device) + counts[2].long()
         gradients = [parameter.grad for parameter in self.parameters() if parameter.grad is not None]
         scale = LOSS_DIVISOR * self.trainer.accumulate_grad_batches * world_size
         # Only a rank without targets of its own has to wait and see whether any other has some.
-        if window.num_targets == 0 and (world_size == 1 or int(counts[0]) == 0):
+        if window.num_targets == 0 and (world_size == 1 or int(counts[1]) == 0):
             # A gradient of zero would still move weights and moments; without one the optimizer leaves them alone.
             for parameter in self.parameters():
                 parameter.grad = None
         elif world_size == 1:
-            torch._foreach_mul_(gradients, scale / window.num_targets)
+            torch._foreach_mul_(gradients, scale / window.divisor)
         else:
-            factor = scale / counts[0].clamp(min=1)
+            factor = scale / torch.where(counts[0] > 0, counts[0], 1.0)
             for gradient in gradients:
                 # A sharded gradient is scaled shard by shard.
                 getattr(gradient, "_local_tensor", gradient).mul_(factor)
-        for parameter in self.resting_parameters(window.heads):
+        used = window.heads
+        if world_size > 1 and used and len(used) < len(names):
+            # A head that rests here may work on another rank, and only one that rests on all may be left alone.
+            used = {name for name, count in zip(names, counts[3:].tolist(), strict=True) if count}
+        for parameter in self.resting_parameters(used):
             parameter.grad = None
 
     def _log_window(self, learning_rate: float) -> None:
         """Log what the micro-batches of a step added up to, over all ranks, and start anew."""
         window, self._window = self._window, _Window()
+        self.counted.update(window.counts)
         logs = self.trainer.global_step % self.trainer.log_every_n_steps == 0  # type: ignore[attr-defined]
         if self.trainer.world_size > 1 and not logs:
             return  # Reducing over ranks what nobody would see costs time.
@@ -149,7 +172,12 @@ class TokenMeanModule(LightningModule):
                 total, count = pair[0], int(pair[1])
             if count:
                 losses[f"train/{name}"] = total / count
-        self._forget_losses_except(losses)
+        counts = {f"train/{name}": float(count) for name, count in window.counts.items()}
+        if counts and self.trainer.world_size > 1:
+            every = torch.tensor(list(counts.values()), dtype=torch.float64, device=self.device)
+            every = self.trainer.strategy.reduce(every, reduce_op="sum")
+            counts = dict(zip(counts, every.tolist(), strict=True))
+        self._forget_except({*losses, *counts})
         for name, value in losses.items():
             self.log(name, value, prog_bar=True)
         self.log_dict(
@@ -157,19 +185,20 @@ class TokenMeanModule(LightningModule):
                 "train/tokens": self._tokens.to(torch.float32),
                 "train/targets": self._num_targets.to(torch.float32),
                 "train/learning_rate": learning_rate,
+                **counts,
                 **self.step_metrics(),
             }
         )
         if logs:
             self.log_against_tokens(losses)
 
-    def _forget_losses_except(self, losses: Mapping[str, Tensor]) -> None:
+    def _forget_except(self, logged: set[str]) -> None:
         """Lightning would go on logging the last MLM loss at every CLM step: it keeps what was logged once."""
         results = self.trainer._results
-        for name in self.logged_losses - set(losses):
+        for name in self.logged_losses - logged:
             if results is not None:
                 results.pop(f"optimizer_step.{name}", None)
-        self.logged_losses = set(losses)
+        self.logged_losses = logged
 
     def log_against_tokens(self, losses: Mapping[str, Any]) -> None:
         # The x of other loggers is one counter for everything, so a second x axis is TensorBoard's alone.

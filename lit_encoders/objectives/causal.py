@@ -23,7 +23,7 @@ def clm_targets(input_ids: Tensor, segment_ids: Tensor, lengths: npt.NDArray[np.
     >>> targets.rows.tolist(), targets.labels.tolist()
     ([0, 1, 3], [11, 12, 21])
     """
-    num_targets = int(np.maximum(lengths - 1, 0).sum())
+    counts = np.maximum(lengths - 1, 0)
     has_next = (segment_ids[:-1] == segment_ids[1:]) & (segment_ids[:-1] < len(lengths))
-    rows = torch.nonzero_static(has_next, size=num_targets)[:, 0]
-    return Targets(input_ids, rows, input_ids[rows + 1])
+    rows = torch.nonzero_static(has_next, size=int(counts.sum()))[:, 0]
+    return Targets(input_ids, rows, input_ids[rows + 1], counts)

@@ -32,6 +32,7 @@ class Purpose(IntEnum):
     PACK_ORDER = 6
     DROPOUT = 7
     SPLIT = 8
+    STREAM = 9
 
 
 def resolve_seed(seed: int | None) -> int:

@@ -6,7 +6,7 @@ Corruption and prediction are separate knobs as in "Should you mask 15 %?" (Wett
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,8 @@ from torch import Tensor
 from lit_encoders.objectives.hashing import Purpose, document_keys, key_tensor, token_hashes, uniform
 
 IntArray = npt.NDArray[np.int64]
+# One mask ratio for all pieces, or one for each.
+Ratio = float | npt.NDArray[np.float64]
 
 _HASH_BITS = 40
 
@@ -28,11 +30,13 @@ class Targets:
         input_ids: token ids as the encoder sees them, int64 (T,).
         rows: slots whose output predicts a target, ascending, int64 (K,).
         labels: the id that each row has to predict, int64 (K,).
+        counts: targets of each piece, on the host, (N,); needed by streams alone.
     """
 
     input_ids: Tensor
     rows: Tensor
     labels: Tensor
+    counts: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
 
     @property
     def num_targets(self) -> int:
@@ -41,10 +45,11 @@ class Targets:
 
     def to(self, device: torch.device) -> Targets:
         """The same targets on a device."""
-        return Targets(*(x.to(device, non_blocking=True) for x in (self.input_ids, self.rows, self.labels)))
+        input_ids, rows, labels = (x.to(device, non_blocking=True) for x in (self.input_ids, self.rows, self.labels))
+        return Targets(input_ids, rows, labels, self.counts)
 
 
-def count_targets(eligible_span: IntArray, ratio: float, rounding: npt.NDArray[np.float64]) -> IntArray:
+def count_targets(eligible_span: IntArray, ratio: Ratio, rounding: npt.NDArray[np.float64]) -> IntArray:
     """Decide how many eligible tokens of each piece of a document are targets.
 
     A document with n eligible tokens gets ``floor(ratio * n + u)``: the expectation is exact for documents of any
@@ -53,7 +58,7 @@ def count_targets(eligible_span: IntArray, ratio: float, rounding: npt.NDArray[n
 
     Args:
         eligible_span: eligible tokens of the document before the piece, and through its end; (N, 2).
-        ratio: share of eligible tokens, in [0, 1].
+        ratio: share of eligible tokens, in [0, 1]; one for all, or one for each piece, (N,).
         rounding: ``u`` of each piece's document, in [0, 1), (N,).
 
     Returns:
@@ -163,7 +168,7 @@ def mlm_targets(
     *,
     seed: int,
     epoch: int,
-    mask_ratio: float,
+    mask_ratio: Ratio,
     corruption_ratio: float | None = None,
     shares: tuple[float, float, float] = (0.8, 0.1, 0.1),
 ) -> Targets:
@@ -179,7 +184,7 @@ def mlm_targets(
         vocabulary: special ids, ordinary ids and the mask token.
         seed: the run's seed.
         epoch: pass over the data.
-        mask_ratio: share of eligible tokens that are targets, in (0, 1].
+        mask_ratio: share of eligible tokens that are targets, in (0, 1]; one for all, or one for each segment, (N,).
         corruption_ratio: share that ``shares`` apply to; ``mask_ratio`` where None. Below it, some targets are
             predicted from their own id; above it, some corrupted tokens are no targets.
         shares: of the corrupted tokens, how many become the mask, a random token, or stay.
@@ -200,7 +205,7 @@ def mlm_targets(
     rows = torch.nonzero_static(
         eligible & (ranks < per_token(torch.from_numpy(num_targets))), size=int(num_targets.sum())
     )[:, 0]
-    if corruption_ratio is None or corruption_ratio == mask_ratio:
+    if corruption_ratio is None or np.all(corruption_ratio == mask_ratio):
         corrupted = rows
     else:
         num_corrupted = count_targets(eligible_span, corruption_ratio, rounding)
@@ -215,4 +220,4 @@ def mlm_targets(
         vocabulary.mask_token_id,
         vocabulary.ordinary_ids,
     )
-    return Targets(input_ids.index_copy(0, corrupted, written), rows, input_ids[rows])
+    return Targets(input_ids.index_copy(0, corrupted, written), rows, input_ids[rows], num_targets)

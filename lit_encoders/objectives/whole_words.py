@@ -13,6 +13,7 @@ from lit_encoders.objectives.hashing import Purpose, document_keys, uniform
 from lit_encoders.objectives.masking import (
     IntArray,
     MaskVocabulary,
+    Ratio,
     Targets,
     corrupt,
     draw_hashes,
@@ -50,7 +51,7 @@ def whole_word_targets(
     *,
     seed: int,
     epoch: int,
-    mask_ratio: float,
+    mask_ratio: Ratio,
     corruption_ratio: float | None = None,
     shares: tuple[float, float, float] = (0.8, 0.1, 0.1),
 ) -> Targets:
@@ -78,13 +79,14 @@ def whole_word_targets(
 
     ranks = rank_in_segment(hashes(Purpose.CHOICE), starts, segment_ids, segment_starts)
 
-    def chosen(ratio: float) -> Tensor:
+    def chosen(ratio: Ratio) -> Tensor:
         counts = np.minimum(np.floor(np.round(ratio * num_words, 9) + rounding), num_words).astype(np.int64)
         first = starts & (ranks < spread(torch.from_numpy(counts), segment_ids, num_documents))
         return (eligible & first[start_slots][words.clamp(min=0)]).nonzero()[:, 0] if len(start_slots) else start_slots
 
     rows = chosen(mask_ratio)
-    corrupted = rows if corruption_ratio in (None, mask_ratio) else chosen(float(corruption_ratio or 0.0))
+    same = corruption_ratio is None or np.all(corruption_ratio == mask_ratio)
+    corrupted = rows if same else chosen(float(corruption_ratio or 0.0))
     written = corrupt(
         input_ids[corrupted],
         hashes(Purpose.ACTION)[start_slots[words[corrupted]]],
@@ -93,4 +95,5 @@ def whole_word_targets(
         vocabulary.mask_token_id,
         vocabulary.ordinary_ids,
     )
-    return Targets(input_ids.index_copy(0, corrupted, written), rows, input_ids[rows])
+    counts = torch.bincount(segment_ids[rows], minlength=num_documents)[:num_documents].numpy()
+    return Targets(input_ids.index_copy(0, corrupted, written), rows, input_ids[rows], counts)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_encoders.models.attention import PackLayout, packed_attention
+from lit_encoders.models.backbone import RowGroup
 from lit_encoders.models.backbone import Backbone, load_config, load_language_model
 
 # Around the kernels' block sizes of 64 and 128, around the windows, and the shortest.
@@ -139,7 +140,7 @@ def backbone_errors() -> Callable[..., tuple[float, float]]:
             x = ids.to(where)
             with torch.autocast(where, torch.bfloat16, enabled=dtype == torch.float32):
                 rows = torch.arange(len(x) - 1, device=where)
-                total, losses = backbone(x, positions.to(where), layout, rows, x[1:])
+                total, losses = backbone(x, positions.to(where), layout, [RowGroup(rows, x[1:])])[0][:2]
             total.backward()
             gradients = [p.grad.flatten() for p in backbone.parameters() if p.grad is not None]
             return [losses.double().cpu(), torch.cat(gradients).double().cpu()]

@@ -16,6 +16,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from lit_encoders.models.attention import PackLayout
+from lit_encoders.models.backbone import RowGroup
 from lit_encoders.models.backbone import Backbone, load_config, load_language_model
 
 FOLDER = Path(__file__).parent
@@ -93,7 +94,9 @@ def test_operations_are_those_that_torch_counts(script: Callable[[str], Any]) ->
     rows = torch.arange(100)
     # In bfloat16, because torch does not count the product added in place that float32 takes.
     with FlopCounterMode(display=False) as counter, torch.autocast("cpu", torch.bfloat16):
-        total, _ = backbone(pack.input_ids, pack.position_ids, PackLayout(np.array([64] * 4)), rows, rows)
+        total, _ = backbone(pack.input_ids, pack.position_ids, PackLayout(np.array([64] * 4)), [RowGroup(rows, rows)])[
+            0
+        ][:2]
         total.backward()
     counted = counter.get_flop_counts()["Global"]
     products = sum(count for op, count in counted.items() if op in (torch.ops.aten.mm, torch.ops.aten.addmm))

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from lit_encoders.models.attention import PackLayout
+from lit_encoders.models.backbone import RowGroup
 from lit_encoders.models.backbone import (
     Backbone,
     attention_dropout,
@@ -71,7 +72,7 @@ def test_forward_equals_transformers_own_loss(backbone: Backbone, alone: Any, ca
     lengths = np.array([len(text) for text in texts])
     positions = torch.cat([torch.arange(length) for length in lengths.tolist()])
     layout = PackLayout(lengths, causal=causal)
-    total, row_losses = backbone(ids, positions, layout, rows, labels)
+    total, row_losses = backbone(ids, positions, layout, [RowGroup(rows, labels)])[0][:2]
 
     expected = torch.zeros((), dtype=torch.float64)
     for text, wanted in zip(texts, everywhere.split(lengths.tolist()), strict=True):
@@ -86,7 +87,7 @@ def test_forward_equals_transformers_own_loss(backbone: Backbone, alone: Any, ca
     torch.testing.assert_close(row_losses, plain, rtol=1e-10, atol=1e-12)
 
     weights = torch.rand(len(rows), dtype=torch.float64, generator=torch.Generator().manual_seed(4))
-    weighted, _ = backbone(ids, positions, layout, rows, labels, weights)
+    weighted, _ = backbone(ids, positions, layout, [RowGroup(rows, labels, weights)])[0][:2]
     torch.testing.assert_close(weighted, (plain * weights).sum(), rtol=1e-10, atol=0)
 
 
@@ -96,7 +97,7 @@ def test_c04_loss_gradients_equal_those_of_the_documents_alone(backbone: Backbon
     rows, labels = torch.tensor([1, 3, 4, 9, 10, 13]), torch.tensor([5, 6, 7, 8, 9, 10])
     positions = torch.cat([torch.arange(length) for length in (4, 7, 5)])
     layout = PackLayout(np.array([4, 7, 5]))
-    backbone(torch.cat(texts), positions, layout, rows, labels)[0].backward()
+    backbone(torch.cat(texts), positions, layout, [RowGroup(rows, labels)])[0][0].backward()
     separate = torch.cat([alone.logits(text, causal=False) for text in texts])
     torch.nn.functional.cross_entropy(separate[rows], labels, reduction="sum").backward()
     theirs = gradients(alone.model)
