@@ -71,6 +71,7 @@ FUNCTION_VERBS = {
         "held-out losses on the way from a base to a trained model, range by range",
         "lit_encoders.analysis.alpha_sweep:alpha_sweep_verb",
     ),
+    "prune": Verb("make a smaller model out of a larger one", "lit_encoders.analysis.pruning:prune_verb"),
     "study": Verb("several runs and one table: alignment", "lit_encoders.studies.verb:study_verb", ("name",)),
 }
 
