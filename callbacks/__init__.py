@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from lit_encoders.callbacks.gradient_probe import GradientProbe as GradientProbe
     from lit_encoders.callbacks.hf_export import HFExport as HFExport
     from lit_encoders.callbacks.l2sp import L2SP as L2SP
     from lit_encoders.callbacks.layer_freezing import FreezeWindow as FreezeWindow
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "CLMDetour": "objective_schedule",
     "FreezeWindow": "layer_freezing",
+    "GradientProbe": "gradient_probe",
     "HFExport": "hf_export",
     "L2SP": "l2sp",
     "LayerFreezing": "layer_freezing",

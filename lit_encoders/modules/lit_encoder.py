@@ -451,8 +451,23 @@ class LitEncoder(TokenMeanModule):
         Returns:
             A sum over targets and their number, never a mean: the step divides once for all micro-batches and ranks.
         """
-        objective, streams = self.objective, self.dealer.streams if self.objective == "mlm" else []
-        members = self.dealer.members(batch) if streams else None
+        targets, groups, divisor, members = self._prepare(batch)
+        objective, streams = self.objective, [] if members is None else self.streams
+        distil = [stream.distill for stream in streams] or [self.distils]
+        taught = self.with_teacher(batch, objective, targets, groups, distil)
+        losses = self.group_losses(batch, objective, targets, taught)
+        return Loss(
+            total=torch.stack([total for total, _, _ in losses]).sum(),
+            num_targets=targets.num_targets,
+            terms=self._terms(objective, losses, distil, [stream.name for stream in streams]),
+            divisor=divisor,
+            counts={} if members is None else self._stream_counts(members, targets),
+        )
+
+    def _prepare(self, batch: PackedBatch) -> tuple[Targets, list[RowGroup], float | None, Any]:
+        """Targets of a micro-batch, by stream; what it adds to the step's divisor; and the stream of each piece."""
+        objective = self.objective
+        members = self.dealer.members(batch) if self.streams and objective == "mlm" else None
         targets = self.targets(
             batch,
             objective,
@@ -462,20 +477,35 @@ class LitEncoder(TokenMeanModule):
             epoch=batch.here.epoch,
         )
         if members is None:
-            groups, divisor = [RowGroup(targets.rows, targets.labels, head=self._head_in_use(objective))], None
-        else:
-            groups, divisor = self.dealer.groups(batch, targets, members, self._counts_of_step(batch))
-        distil = [stream.distill for stream in streams] or [self.distils]
-        losses = self.group_losses(
-            batch, objective, targets, self.with_teacher(batch, objective, targets, groups, distil)
-        )
-        return Loss(
-            total=torch.stack([total for total, _, _ in losses]).sum(),
-            num_targets=targets.num_targets,
-            terms=self._terms(objective, losses, distil, [stream.name for stream in streams]),
-            divisor=divisor,
-            counts={} if members is None else self._stream_counts(members, targets),
-        )
+            return targets, [RowGroup(targets.rows, targets.labels, head=self._head_in_use(objective))], None, None
+        groups, divisor = self.dealer.groups(batch, targets, members, self._counts_of_step(batch))
+        return targets, groups, divisor, members
+
+    def loss_parts(self, batch: PackedBatch) -> tuple[dict[str, Tensor], float]:
+        """The loss of a micro-batch in its parts, for `GradientProbe`: sums with gradients, by stream and by term.
+
+        Args:
+            batch: packed ids, on the device, of a step that trains MLM.
+
+        Returns:
+            ``<stream>``, and where a teacher is asked ``<stream>.mlm`` and ``<stream>.kd``; and the micro-batch's part
+            of the step's divisor.
+        """
+        torch.manual_seed(single_key(self.seed, Purpose.DROPOUT, *batch.here) >> 1)
+        targets, groups, divisor, _ = self._prepare(batch)
+        assert self.backbone is not None
+        distil = [stream.distill for stream in self.streams]
+        named: dict[str, RowGroup] = {}
+        for stream, group in zip(self.streams, self.with_teacher(batch, "mlm", targets, groups, distil), strict=True):
+            named[stream.name] = group
+            if group.teacher is not None:
+                assert group.weights is not None
+                alone = replace(group, teacher=None, weights=group.weights * (1.0 - group.kd_weight))
+                named[f"{stream.name}.mlm"] = alone
+                named[f"{stream.name}.kd"] = replace(group, weights=group.weights * group.kd_weight, kd_weight=1.0)
+        packing = self.packing(batch, "mlm")
+        losses = self.backbone(targets.input_ids, batch.position_ids, packing, list(named.values()))
+        return {name: total for name, (total, _, _) in zip(named, losses, strict=True)}, float(divisor or 0.0)
 
     def _terms(
         self, objective: Objective, losses: list[tuple[Tensor, Tensor, Tensor]], distil: list[bool], names: list[str]
