@@ -79,6 +79,7 @@ class RunSummary(Callback):
     def __init__(self) -> None:
         super().__init__()
         self.marks: list[Mark] = []
+        self._records: dict[str, Any] = {}
 
     def _mark(self, trainer: Trainer, module: Any) -> None:
         clock = next((c for c in trainer.callbacks if isinstance(c, Throughput)), None)  # type: ignore[attr-defined]
@@ -97,6 +98,8 @@ class RunSummary(Callback):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not self.marks or self.marks[-1].step != trainer.global_step:
             self._mark(trainer, pl_module)
+        # Here, where every rank passes: the figures are summed over them.
+        self._records = pl_module.records() if hasattr(pl_module, "records") else {}  # type: ignore[operator]
 
     def reports(self, trainer: Trainer) -> list[PhaseReport]:
         """One report per phase, or one for a run without a schedule."""
@@ -129,6 +132,7 @@ class RunSummary(Callback):
             "precision": str(trainer.precision),
             "export": None if export is None else str(export),
             "reverted": reverted,
+            **self._records,
         }
         root = Path(trainer.default_root_dir)
         root.mkdir(parents=True, exist_ok=True)

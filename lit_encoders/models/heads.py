@@ -72,6 +72,9 @@ class ExtraHead(nn.Module):
         if self.weight is not None and decoder.weight is model.get_input_embeddings().weight:
             decoder.weight = nn.Parameter(self.weight.detach().clone())
             model.config.tie_word_embeddings = False
+            if decoder.bias is not None:
+                # BERT ties the bias to another name of it, and no longer where the matrix is not tied.
+                decoder.bias = nn.Parameter(decoder.bias.detach().clone())
         for mine, theirs in self.pairs(model):
             theirs.copy_(mine)
 

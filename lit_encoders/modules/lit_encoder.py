@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cached_property
@@ -675,6 +676,30 @@ class LitEncoder(TokenMeanModule):
             "losses": {name: float(metrics[name]) for name in metrics if re.fullmatch(r"val/.*loss", name)},
         }
 
+    def records(self) -> dict[str, Any]:
+        """What a reproduction has to record of streams, over all ranks: documents, targets, and the aggregation's name.
+
+        Empty without streams; every rank has to ask.
+        """
+        if not self.streams:
+            return {}
+        names = [f"{stream.name}/{what}" for stream in self.streams for what in ("documents", "targets")]
+        counts = torch.tensor([self.counted[name] for name in names], dtype=torch.float64, device=self.device)
+        if self.trainer.world_size > 1:
+            counts = self.trainer.strategy.reduce(counts, reduce_op="sum")  # type: ignore[assignment]
+        totals = dict(zip(names, (int(count) for count in counts.tolist()), strict=True))
+        return {
+            "aggregation": self.aggregation,
+            "streams": {
+                stream.name: {
+                    **asdict(stream),
+                    "documents": totals[f"{stream.name}/documents"],
+                    "targets": totals[f"{stream.name}/targets"],
+                }
+                for stream in self.streams
+            },
+        }
+
     def _check_state(self, state: Mapping[str, Tensor]) -> None:
         """Refuse a checkpoint of another model, in one line."""
         own = self.state_dict()
@@ -689,10 +714,12 @@ class LitEncoder(TokenMeanModule):
     @override
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         # What an export needs, should the folder that the run began from be gone.
-        checkpoint["lit_encoders"] = {"config": json.dumps(self.config.to_dict(), default=str), **self.facts()}
+        config = json.dumps(self.config.to_dict(), default=str)
+        checkpoint["lit_encoders"] = {"config": config, "counted": dict(self.counted), **self.facts()}
 
     @override
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self._check_state(checkpoint["state_dict"])
         self._tokens = torch.tensor(checkpoint["lit_encoders"]["tokens"])
         self._clm_head_filled = checkpoint["lit_encoders"]["clm_head_filled"]
+        self.counted = Counter(checkpoint["lit_encoders"].get("counted", {}))

@@ -168,7 +168,11 @@ def strip_wrappers(state: Mapping[str, Tensor], expected: Iterable[str]) -> dict
 
 
 def export_checkpoint(
-    checkpoint: Path, output: Path, tokenizer: str | None = None, dtype: ExportDtype | None = None
+    checkpoint: Path,
+    output: Path,
+    tokenizer: str | None = None,
+    dtype: ExportDtype | None = None,
+    head: str | None = None,
 ) -> Path:
     """Turn a training checkpoint into a Hugging Face folder; the folder that training began from is not needed.
 
@@ -177,13 +181,14 @@ def export_checkpoint(
         output: folder to make.
         tokenizer: folder or hub name, where the one that the run used is gone.
         dtype: of the stored weights; None keeps the run's.
+        head: name of the LM head to export with; None is the model's own, which with several is the distilled one's.
 
     Raises:
-        ValueError: no such file, no checkpoint of this library, names that do not fit, or the output exists.
+        ValueError: no such file or head, no checkpoint of this library, names that do not fit, or the output exists.
     """
     from transformers import AutoConfig
 
-    from lit_encoders.models.backbone import load_language_model
+    from lit_encoders.models.backbone import Backbone, load_language_model
     from lit_encoders.models.vocabulary import load_tokenizer
 
     if not checkpoint.is_file():
@@ -205,16 +210,33 @@ def export_checkpoint(
     first = next(value for value in saved["state_dict"].values() if value.is_floating_point())
     model = load_language_model(settings, config, first.dtype)
     state = saved["state_dict"]
+    heads = {name.split(".")[2]: None for name in state if name.startswith("backbone.heads.")}
+    own = facts.get("main_head")
+    if head is not None and head not in [own, *heads]:
+        known = ", ".join(name for name in [own, *heads] if name is not None) or "only the model's own"
+        raise ValueError(f"head must be one that the run trained ({known}), got {head!r}")
+    prefix = f"backbone.heads.{head}."
+    further = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
     if any(name.startswith("backbone.model.") for name in state):
         # Heads and parts that a run or a subclass added beside the model are no part of it.
         state = {name: value for name, value in state.items() if name.startswith("backbone.model.")}
     model.load_state_dict(strip_wrappers(state, model.state_dict()))
+    if further:
+        extra = Backbone(model).add_head("exported", own_decoder="weight" in further)
+        extra.load_state_dict(further)
+        extra.write_to(model)
     source = tokenizer or facts["tokenizer"]
     card = model_card(facts["base"], facts["data"], facts["phases"], facts["tokens"], facts["losses"])
     return export_folder(model, load_tokenizer(source, "tokenizer"), output, card, dtype)
 
 
-def export_verb(checkpoint: Path, output: Path, tokenizer: str | None = None, dtype: ExportDtype | None = None) -> str:
+def export_verb(
+    checkpoint: Path,
+    output: Path,
+    tokenizer: str | None = None,
+    dtype: ExportDtype | None = None,
+    head: str | None = None,
+) -> str:
     """`export_checkpoint` for the command line.
 
     Args:
@@ -222,8 +244,9 @@ def export_verb(checkpoint: Path, output: Path, tokenizer: str | None = None, dt
         output: folder to make.
         tokenizer: folder or hub name, where the one that the run used is gone.
         dtype: of the stored weights; the run's if not given.
+        head: name of the LM head to export with, where streams have several; the distilled one's if not given.
     """
-    return load_lines(export_checkpoint(checkpoint, output, tokenizer, dtype))
+    return load_lines(export_checkpoint(checkpoint, output, tokenizer, dtype, head))
 
 
 def load_lines(folder: Path) -> str:
