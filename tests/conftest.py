@@ -97,6 +97,20 @@ def bert_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def quiet_bert(bert_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same model without dropout: the same arithmetic on any number of ranks, and by hand."""
+    import json
+    import shutil
+
+    folder = tmp_path_factory.mktemp("quiet") / "bert"
+    shutil.copytree(bert_folder, folder)
+    settings = json.loads((folder / "config.json").read_text())
+    settings |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    (folder / "config.json").write_text(json.dumps(settings))
+    return folder
+
+
+@pytest.fixture(scope="session")
 def text_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_text(tmp_path_factory.mktemp("text") / "train.txt")
 

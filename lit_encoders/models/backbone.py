@@ -167,7 +167,7 @@ def attention_dropout(config: PretrainedConfig) -> float:
 
 
 def load_language_model(
-    source: str | Mapping[str, Any], config: PretrainedConfig, dtype: torch.dtype
+    source: str | Mapping[str, Any], config: PretrainedConfig, dtype: torch.dtype, whole: bool = False
 ) -> PreTrainedModel:
     """Build the model of a configuration, with weights where ``source`` names a folder or hub name.
 
@@ -178,6 +178,10 @@ def load_language_model(
         source: folder, hub name, or the mapping the configuration was made from.
         config: of that source, as `load_config` gives it.
         dtype: of the weights, whatever the stored type.
+        whole: refuse a source that lacks weights, as a teacher must not.
+
+    Raises:
+        ValueError: weights are missing and ``whole`` is asked for.
     """
     from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
     from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
@@ -194,6 +198,8 @@ def load_language_model(
             model, report = auto.from_pretrained(source, output_loading_info=True, **settings)
         if report["missing_keys"]:
             names = ", ".join(sorted(report["missing_keys"]))
+            if whole:
+                raise ValueError(f"model.backbone must have all of its weights, got {source!r} without {names:.200}")
             rank_zero_info(f"new weights, which the backbone does not have (warm a new head up first): {names}")
         if report["unexpected_keys"]:
             names = ", ".join(sorted(report["unexpected_keys"]))

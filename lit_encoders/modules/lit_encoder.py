@@ -46,7 +46,7 @@ from lit_encoders.objectives import Objective
 from lit_encoders.objectives.causal import clm_targets
 from lit_encoders.objectives.hashing import Purpose, resolve_seed, single_key
 from lit_encoders.objectives.masking import MaskVocabulary, Ratio, Targets, mlm_targets
-from lit_encoders.objectives.streams import Aggregation, MaskStream, SharesOf, check_streams
+from lit_encoders.objectives.streams import Aggregation, MaskStream, SharesOf, check_documents, check_streams
 from lit_encoders.objectives.whole_words import whole_word_targets
 from lit_encoders.optim.param_groups import apply_scales, parameter_groups
 
@@ -234,9 +234,12 @@ class LitEncoder(TokenMeanModule):
 
     @property
     def main_head(self) -> str | None:
-        """The streams' head that is the model's own, and so is exported: the first distilled, else the first."""
+        """The streams' head that is the model's own, and so is exported: the first distilled, else the first.
+
+        None where a stream names no head, and so has the model's own itself.
+        """
         heads = [s.head for s in self.streams if s.distill] + [s.head for s in self.streams]
-        return next((head for head in heads if head is not None), None)
+        return heads[0] if heads and None not in heads else None
 
     def head_key(self, head: str | None) -> str | None:
         """The added head of that name, None for the model's own."""
@@ -341,6 +344,14 @@ class LitEncoder(TokenMeanModule):
         if self.attention == "auto":
             rank_zero_info(f"attention: {self._backend}")
         return []
+
+    @override
+    def setup(self, stage: str) -> None:
+        plans = getattr(getattr(self.trainer, "datamodule", None), "plans", {})
+        if stage == "fit" and self.streams and "train" in plans:
+            packs = plans["train"].window(0, 0)
+            micro_batches = self.trainer.accumulate_grad_batches * self.trainer.world_size
+            check_documents(self.streams, sum(len(pack.documents) for pack in packs) / len(packs) * micro_batches)
 
     def _compute_dtype(self) -> torch.dtype:
         precision = str(self.trainer.precision)
@@ -543,7 +554,9 @@ class LitEncoder(TokenMeanModule):
             raise ValueError("model.aggregation must be 'tokens' or 'inputs' without a TextDataModule, got 'streams'")
         loop = trainer.fit_loop.epoch_loop
         if self._step_counts is None or loop.batch_idx % trainer.accumulate_grad_batches == 0:
-            packs = trainer.accumulate_grad_batches * trainer.world_size
+            # trainer.limit_train_batches may cut the last step short.
+            left = trainer.num_training_batches - loop.batch_idx
+            packs = int(min(trainer.accumulate_grad_batches, left)) * trainer.world_size
             ends = trainer.max_epochs not in (None, -1)
             self._step_counts = self.dealer.step_counts(data.plans["train"], batch, packs, ends)  # type: ignore[union-attr]
         return self._step_counts
@@ -683,11 +696,7 @@ class LitEncoder(TokenMeanModule):
         """
         if not self.streams:
             return {}
-        names = [f"{stream.name}/{what}" for stream in self.streams for what in ("documents", "targets")]
-        counts = torch.tensor([self.counted[name] for name in names], dtype=torch.float64, device=self.device)
-        if self.trainer.world_size > 1:
-            counts = self.trainer.strategy.reduce(counts, reduce_op="sum")  # type: ignore[assignment]
-        totals = dict(zip(names, (int(count) for count in counts.tolist()), strict=True))
+        totals = self._counted_by_all()
         return {
             "aggregation": self.aggregation,
             "streams": {
@@ -699,6 +708,14 @@ class LitEncoder(TokenMeanModule):
                 for stream in self.streams
             },
         }
+
+    def _counted_by_all(self) -> dict[str, int]:
+        """Documents and targets of each stream so far, over all ranks; every rank has to ask."""
+        names = [f"{stream.name}/{what}" for stream in self.streams for what in ("documents", "targets")]
+        counts = torch.tensor([self.counted[name] for name in names], dtype=torch.float64, device=self.device)
+        if names and self.trainer.world_size > 1:
+            counts = self.trainer.strategy.reduce(counts, reduce_op="sum")  # type: ignore[assignment]
+        return dict(zip(names, (int(count) for count in counts.tolist()), strict=True))
 
     def _check_state(self, state: Mapping[str, Tensor]) -> None:
         """Refuse a checkpoint of another model, in one line."""
@@ -715,11 +732,13 @@ class LitEncoder(TokenMeanModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         # What an export needs, should the folder that the run began from be gone.
         config = json.dumps(self.config.to_dict(), default=str)
-        checkpoint["lit_encoders"] = {"config": config, "counted": dict(self.counted), **self.facts()}
+        checkpoint["lit_encoders"] = {"config": config, "counted": self._counted_by_all(), **self.facts()}
 
     @override
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self._check_state(checkpoint["state_dict"])
         self._tokens = torch.tensor(checkpoint["lit_encoders"]["tokens"])
         self._clm_head_filled = checkpoint["lit_encoders"]["clm_head_filled"]
-        self.counted = Counter(checkpoint["lit_encoders"].get("counted", {}))
+        # The file holds the sum over all ranks: one of them goes on from it.
+        first = self._trainer is None or self.global_rank == 0
+        self.counted = Counter(checkpoint["lit_encoders"].get("counted", {}) if first else {})

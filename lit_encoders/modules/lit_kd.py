@@ -107,7 +107,8 @@ class LitKD(LitEncoder):
             check_same_vocabulary(theirs, self.tokenizer)
         except ValueError as error:
             raise ValueError(str(error).replace("model.tokenizer", "model.teacher")) from error
-        limit, data = max_positions(self.teacher_config), getattr(self.trainer, "datamodule", None)
+        # Without a trainer, as after load_from_checkpoint, there is no data to compare with.
+        limit, data = max_positions(self.teacher_config), getattr(self._trainer, "datamodule", None)
         longest = getattr(data, "sequence_length", 0)
         if limit is not None and longest > limit:
             raise ValueError(f"model.teacher must have positions for data.sequence_length ({longest}), got {limit}")
@@ -118,7 +119,10 @@ class LitKD(LitEncoder):
         if self._teacher:
             return
         self.check_teacher()
-        model = load_language_model(self.teacher_source, self.teacher_config, self.teacher_dtype)
+        try:
+            model = load_language_model(self.teacher_source, self.teacher_config, self.teacher_dtype, whole=True)
+        except ValueError as error:
+            raise ValueError(str(error).replace("model.backbone", "model.teacher")) from error
         teacher = Backbone(model).eval().requires_grad_(False)
         if self.shard_teacher and self.device_mesh is not None:
             teacher.shard(self.device_mesh["data_parallel"])

@@ -151,8 +151,9 @@ class TokenMeanModule(LightningModule):
                 # A sharded gradient is scaled shard by shard.
                 getattr(gradient, "_local_tensor", gradient).mul_(factor)
         used = window.heads
-        if world_size > 1 and used and len(used) < len(names):
-            # A head that rests here may work on another rank, and only one that rests on all may be left alone.
+        if world_size > 1 and len(names) > 1 and len(used) < len(names):
+            # A head that rests here may work on another rank, and only one that rests on all may be left alone. A rank
+            # without targets has used none.
             used = {name for name, count in zip(names, counts[3:].tolist(), strict=True) if count}
         for parameter in self.resting_parameters(used):
             parameter.grad = None

@@ -7,6 +7,7 @@ does not say how losses are aggregated, so each way that it may have meant is an
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -53,6 +54,8 @@ def check_streams(streams: Sequence[MaskStream]) -> None:
         key = f"model.streams {stream.name!r}"
         if not stream.name or "/" in stream.name:
             raise ValueError(f"model.streams must have names without '/', got {stream.name!r}")
+        if stream.head is not None and not re.fullmatch(r"[\w-]+", stream.head):
+            raise ValueError(f"{key}: head must be named in letters, digits, '_' and '-', got {stream.head!r}")
         if not 0 < stream.mask_ratio <= 1:
             raise ValueError(f"{key}: mask_ratio must be in (0, 1], got {stream.mask_ratio}")
         if not 0 < stream.share <= 1:
@@ -65,6 +68,25 @@ def check_streams(streams: Sequence[MaskStream]) -> None:
     total = sum(stream.share for stream in streams)
     if not math.isclose(total, 1.0, abs_tol=1e-6):
         raise ValueError(f"model.streams must have shares that sum to 1, got {total:g}")
+
+
+def check_documents(streams: Sequence[MaskStream], documents: float) -> None:
+    """Refuse streams that most optimizer steps would have no document for.
+
+    Args:
+        streams: of the run.
+        documents: pieces of documents in an optimizer step, on average.
+
+    Raises:
+        ValueError: a stream's part of them is less than one.
+    """
+    for stream in streams:
+        # Shares such as 0.1 of 10 documents lie a hair below the integer they mean.
+        if round(stream.share * documents, 6) < 1:
+            raise ValueError(
+                f"model.streams {stream.name!r} must get at least one document per optimizer step: raise data.slots, "
+                f"trainer.accumulate_grad_batches or its share, got {stream.share:g} of {documents:.1f} documents"
+            )
 
 
 def stream_pattern(shares: Sequence[float]) -> IntArray:
@@ -108,30 +130,20 @@ def streams_by_rank(pattern: IntArray, first_rank: int, count: int, key: int) ->
 def streams_by_tokens(lengths: IntArray, shares: Sequence[float], start: float) -> IntArray:
     """The stream of each piece of a pack, so that each stream's share of the tokens is near its own.
 
-    The first piece's stream is drawn with the shares as probabilities; then comes the stream furthest behind.
+    The tokens of a pack stand on a circle, of which each stream has an arc; a piece belongs to where its middle is.
+    The circle's random turn gives every piece the shares as its probabilities, so over packs they are exact.
 
     Args:
         lengths: tokens of each piece, (N,).
         shares: of each stream; they sum to 1.
-        start: random number of the pack, in [0, 1).
+        start: random number of the pack, in [0, 1): where the circle begins.
 
     >>> streams_by_tokens(np.array([100, 100, 400]), [0.5, 0.5], start=0.9).tolist()
-    [1, 0, 0]
+    [1, 0, 1]
     """
-    wanted = np.asarray(shares, float)
-    behind = np.zeros(len(wanted))
-    # A head start worth less than any piece decides the first choice, and ties.
-    first = int(np.searchsorted(np.cumsum(wanted), start, side="right"))
-    behind[min(first, len(wanted) - 1)] = lengths.sum()
-    chosen = []
-    for number, length in enumerate(lengths.tolist()):
-        behind = behind + wanted * length
-        stream = int(np.argmax(behind))
-        if number == 0:
-            behind[min(first, len(wanted) - 1)] -= lengths.sum()
-        behind[stream] -= length
-        chosen.append(stream)
-    return np.array(chosen, np.int64)
+    middles = (np.cumsum(lengths) - lengths / 2) / max(int(lengths.sum()), 1)
+    arcs = np.cumsum(np.asarray(shares, float))[:-1]
+    return np.searchsorted(arcs, (middles + start) % 1.0, side="right").astype(np.int64)
 
 
 def piece_weights(

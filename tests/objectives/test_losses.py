@@ -1,16 +1,17 @@
 """The chunked loss against plain cross-entropy."""
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy, linear
+from torch.nn.functional import cross_entropy, kl_div, linear
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lit_encoders.objectives.losses import chunked_cross_entropy
+from lit_encoders.objectives.losses import Teacher, chunked_cross_entropy, chunked_distillation, distillation_rows
 
 ROWS, WIDTH, VOCAB = 23, 8, 50
 
@@ -173,3 +174,170 @@ def test_chunk_must_hold_a_row() -> None:
     hidden, weight, bias, labels = problem()
     with pytest.raises(ValueError, match="chunk_rows must be at least 1, got 0"):
         chunked_cross_entropy(hidden, weight, bias, labels, chunk_rows=0)
+
+
+# Distillation: D01, D02, D04, D09.
+
+Way = Literal["forward", "reverse"]
+
+
+def taught(rows: int = ROWS, dtype: torch.dtype = torch.float64, vocab: int = VOCAB, **settings: Any) -> Teacher:
+    """A teacher of another width."""
+    draw = torch.Generator().manual_seed(5)
+    hidden, weight, bias = (
+        torch.randn(*shape, generator=draw, dtype=torch.float64).to(dtype)
+        for shape in ((rows, 3), (vocab, 3), (vocab,))
+    )
+    return Teacher(hidden, weight, bias, **settings)
+
+
+def plain_divergence(student: Tensor, teacher: Tensor, temperature: float, direction: Way) -> Tensor:
+    """Of each row by torch's kl_div, whose arguments are (log of the second, log of the first) distribution."""
+    p, q = (torch.log_softmax(x / temperature, -1) for x in (student, teacher))
+    pair = (p, q) if direction == "forward" else (q, p)
+    return kl_div(*pair, reduction="none", log_target=True).sum(-1) * temperature**2
+
+
+@pytest.mark.parametrize(("direction", "expected"), [("forward", 0.3681), ("reverse", 0.5108)])
+def test_d04_direction_by_name(direction: Way, expected: float) -> None:
+    """0.9 ln(0.9/0.5) + 0.1 ln(0.1/0.5), and 0.5 ln(0.5/0.9) + 0.5 ln(0.5/0.1)."""
+    student, teacher = torch.tensor([[0.5, 0.5]]).log(), torch.tensor([[0.9, 0.1]]).log()
+    assert distillation_rows(student, teacher, 1.0, direction)[0].item() == pytest.approx(expected, abs=5e-5)
+    losses, gradient = distillation_rows(teacher + 3.0, teacher, 1.0, direction)
+    assert losses.item() == pytest.approx(0.0, abs=1e-7)
+    assert gradient.abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("direction", ["forward", "reverse"])
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 4.0])
+def test_rows_and_their_gradient_equal_torch_s_kl_div(direction: Way, temperature: float) -> None:
+    draw = torch.Generator().manual_seed(0)
+    student, teacher = (3 * torch.randn(10, 7, generator=draw, dtype=torch.float64) for _ in range(2))
+    student.requires_grad_()
+    losses, gradient = distillation_rows(student.detach(), teacher, temperature, direction)
+    plain = plain_divergence(student, teacher, temperature, direction)
+    torch.testing.assert_close(losses, plain.detach(), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(gradient, torch.autograd.grad(plain.sum(), student)[0], rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("direction", ["forward", "reverse"])
+def test_temperature_leaves_gradients_their_size(direction: Way) -> None:
+    """Logits within 1 of each other: without the factor T^2 the gradient at 8 would be 64 times smaller."""
+    draw = torch.Generator().manual_seed(0)
+    student, teacher = (torch.rand(10, VOCAB, generator=draw, dtype=torch.float64) for _ in range(2))
+    sizes = [distillation_rows(student, teacher, t, direction)[1].norm().item() for t in (1.0, 8.0)]
+    assert 0.5 < sizes[1] / sizes[0] < 2
+
+
+@pytest.mark.parametrize("direction", ["forward", "reverse"])
+def test_d01_d02_mean_over_positions_by_a_loop_in_python(direction: Way) -> None:
+    """Logits (2, 5, 7) at T = 2: per position, whatever the vocabulary, and unchanged when repeated."""
+    draw = torch.Generator().manual_seed(3)
+    student, teacher = (torch.randn(2, 5, 7, generator=draw, dtype=torch.float64) for _ in range(2))
+    expected = 0.0
+    for mine, theirs in zip(student.flatten(0, 1).tolist(), teacher.flatten(0, 1).tolist(), strict=True):
+        p, q = ([math.exp(x / 2) / sum(math.exp(y / 2) for y in row) for x in row] for row in (mine, theirs))
+        first, second = (q, p) if direction == "forward" else (p, q)
+        expected += 4 * sum(a * math.log(a / b) for a, b in zip(first, second, strict=True)) / 10
+    identity, labels = torch.eye(7, dtype=torch.float64), torch.zeros(10, dtype=torch.int64)
+    for repeats in (1, 3):
+        rows, theirs = (x.flatten(0, 1).repeat(repeats, 1) for x in (student, teacher))
+        said = Teacher(theirs, identity, None, 2.0, direction)
+        total, _, kd = chunked_distillation(rows, identity, None, labels.repeat(repeats), said, kd_weight=1.0)
+        assert total.item() / len(rows) == pytest.approx(expected, rel=1e-12)
+        assert kd.mean().item() == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("direction", ["forward", "reverse"])
+@pytest.mark.parametrize("chunk_rows", [1, 7, 512])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-6)])
+def test_chunked_distillation_equals_plain(
+    direction: Way, chunk_rows: int, dtype: torch.dtype, tolerance: float
+) -> None:
+    """Against all logits at once in float64; 1e-6 of the largest value in float32."""
+    hidden, weight, bias, labels = problem(dtype=dtype)
+    row_weights = torch.rand(ROWS, dtype=dtype, generator=torch.Generator().manual_seed(1))
+    teacher = taught(dtype=dtype, temperature=2.0, direction=direction)
+    total, rows, kd = chunked_distillation(hidden, weight, bias, labels, teacher, 0.3, row_weights, chunk_rows)
+    ours = gradients(2 * total, hidden, weight, bias)
+
+    leaves = [x.detach().double().requires_grad_() for x in (hidden, weight, bias)]  # type: ignore[union-attr]
+    logits = linear(*leaves)
+    theirs = linear(*(x.double() for x in (teacher.hidden, teacher.weight, teacher.bias)))  # type: ignore[union-attr]
+    plain, divergence = (
+        cross_entropy(logits, labels, reduction="none"),
+        plain_divergence(logits, theirs, 2.0, direction),
+    )
+    expected = (row_weights.double() * (0.7 * plain + 0.3 * divergence)).sum()
+    both = zip([total, rows, kd, *ours], [expected, plain, divergence, *gradients(2 * expected, *leaves)], strict=True)
+    for mine, right in both:
+        torch.testing.assert_close(
+            mine.detach().double(), right.detach(), rtol=tolerance, atol=tolerance * right.abs().max().item()
+        )
+
+
+@pytest.mark.parametrize("direction", ["forward", "reverse"])
+@pytest.mark.parametrize("larger", ["teacher", "student"])
+def test_the_smaller_vocabulary_is_compared_renormalised(direction: Way, larger: str) -> None:
+    hidden, weight, bias, labels = problem()
+    teacher = taught(vocab=VOCAB + 9 if larger == "teacher" else VOCAB - 9, direction=direction)
+    labels = labels.clamp(max=VOCAB - 10)
+    total, _, kd = chunked_distillation(hidden, weight, bias, labels, teacher, 0.5, chunk_rows=7)
+    common = min(VOCAB, len(teacher.weight))
+    logits = linear(hidden, weight, bias)
+    theirs = linear(teacher.hidden, teacher.weight, teacher.bias)
+    divergence = plain_divergence(logits[:, :common], theirs[:, :common], 1.0, direction)
+    expected = 0.5 * cross_entropy(logits, labels, reduction="sum") + 0.5 * divergence.sum()
+    torch.testing.assert_close(kd, divergence.detach(), rtol=1e-11, atol=1e-12)
+    for mine, right in zip(
+        gradients(total, hidden, weight, bias), gradients(expected, hidden, weight, bias), strict=True
+    ):
+        torch.testing.assert_close(mine, right, rtol=1e-10, atol=1e-11)
+
+
+def test_distillation_under_autocast_takes_its_sums_in_float32() -> None:
+    hidden, weight, bias, labels = problem(dtype=torch.float32)
+    teacher = taught(dtype=torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        total, rows, kd = chunked_distillation(hidden, weight, bias, labels, teacher, 0.5)
+    assert {x.dtype for x in (total, rows, kd)} == {torch.float32}
+    exact = chunked_distillation(hidden, weight, bias, labels, teacher, 0.5)
+    assert total.item() == pytest.approx(exact[0].item(), rel=1e-2)
+    for mine, right in zip(
+        gradients(total, hidden, weight, bias), gradients(exact[0], hidden, weight, bias), strict=True
+    ):
+        assert mine.dtype == torch.float32
+        assert (mine - right).norm() / right.norm() < 2e-2
+
+
+def test_d09_no_target_gives_zero() -> None:
+    hidden, weight, bias, labels = problem(rows=0)
+    total, _, kd = chunked_distillation(hidden, weight, bias, labels, taught(rows=0), 0.5)
+    assert total.item() == 0
+    assert kd.shape == (0,)
+    for grad in gradients(total, hidden, weight, bias):
+        assert torch.equal(grad, torch.zeros_like(grad))
+
+
+def test_weight_zero_is_cross_entropy_bit_for_bit() -> None:
+    hidden, weight, bias, labels = problem(dtype=torch.float32)
+    total, *_ = chunked_distillation(hidden, weight, bias, labels, taught(dtype=torch.float32), 0.0)
+    plain, _ = chunked_cross_entropy(hidden, weight, bias, labels)
+    assert torch.equal(total, plain)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"temperature": 0.0}, "temperature must be above 0, got 0.0"),
+        ({"temperature": -1.0}, "temperature must be above 0, got -1.0"),
+        ({"kd_weight": 1.5}, r"kd_weight must be in \[0, 1\], got 1.5"),
+        ({"chunk_rows": 0}, "chunk_rows must be at least 1, got 0"),
+    ],
+)
+def test_distillation_refuses_values_out_of_range(settings: dict[str, Any], message: str) -> None:
+    hidden, weight, bias, labels = problem()
+    options = {"kd_weight": 0.5, **settings}
+    teacher = taught(temperature=options.pop("temperature", 1.0))
+    with pytest.raises(ValueError, match=message):
+        chunked_distillation(hidden, weight, bias, labels, teacher, **options)
