@@ -468,10 +468,12 @@ class LitEncoder(TokenMeanModule):
         distil = [stream.distill for stream in streams] or [self.distils]
         taught = self.with_teacher(batch, objective, targets, groups, distil)
         losses = self.group_losses(batch, objective, targets, taught)
+        # Not `distil`: a step whose objective asks no teacher has no such loss, rather than one of 0.
+        asked = [group.teacher is not None for group in taught]
         return Loss(
             total=torch.stack([total for total, _, _ in losses]).sum(),
             num_targets=targets.num_targets,
-            terms=self._terms(objective, losses, distil, [stream.name for stream in streams]),
+            terms=self._terms(objective, losses, asked, [stream.name for stream in streams]),
             divisor=divisor,
             counts={} if members is None else self._stream_counts(members, targets),
         )
