@@ -62,12 +62,13 @@ class GradientProbe(Callback):
     ``gradient/<a>~<b>/cosine``, and the same for each range under ``gradient/<range>/``.
 
     Args:
-        every_n_steps: optimizer steps between two measurements, at least 1.
+        every_n_steps: optimizer steps between two measurements, at least 1; with a logger a multiple of
+            ``trainer.log_every_n_steps``.
         layers: ranges to look at beside the whole encoder (its layers and embeddings), such as ["0:8", "embeddings"].
         layers_path: dotted name of the list of layers, where it cannot be found.
 
     Raises:
-        ValueError: a range matches nothing.
+        ValueError: a range matches nothing, or measurements would fall between two logged steps.
         TypeError: the module has no streams.
         NotImplementedError: the parameters are sharded.
     """
@@ -84,6 +85,7 @@ class GradientProbe(Callback):
         self._parameters: dict[str, nn.Parameter] = {}
         self._sums: dict[str, list[Tensor]] = {}
         self._divisor = 0.0
+        self._logged: set[str] = set()
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -91,6 +93,12 @@ class GradientProbe(Callback):
             raise TypeError(f"GradientProbe needs a LitEncoder with streams, got {type(pl_module).__name__} without")
         if any(isinstance(child, FSDPModule) for child in pl_module.modules()):
             raise NotImplementedError("GradientProbe cannot look into sharded parameters: use DDP or one device")
+        often = trainer.log_every_n_steps  # type: ignore[attr-defined]
+        if trainer.loggers and self.every_n_steps % often:
+            raise ValueError(
+                f"GradientProbe.every_n_steps must be a multiple of trainer.log_every_n_steps ({often}), "
+                f"got {self.every_n_steps}"
+            )
         encoder = LayerRange(["all", "embeddings"]).parameters(pl_module, self.layers_path)
         self._parameters = {name: parameter for name, parameter in encoder.items() if parameter.requires_grad}
         self._names = {
@@ -115,6 +123,11 @@ class GradientProbe(Callback):
 
     @override
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
+        # Lightning would go on logging the last measurement at every step.
+        for name in self._logged:
+            if trainer._results is not None:
+                trainer._results.pop(f"on_before_optimizer_step.{name}", None)
+        self._logged = set()
         if not self._sums:
             return
         sums, divisor = self._sums, torch.tensor(self._divisor, dtype=torch.float64, device=pl_module.device)
@@ -124,7 +137,9 @@ class GradientProbe(Callback):
             for tensor in (tensor for tensors in sums.values() for tensor in tensors):
                 torch.distributed.all_reduce(tensor)
         scale = max(float(divisor), 1e-30)
-        pl_module.log_dict({f"gradient/{key}": value for key, value in self._compare(sums, scale).items()})
+        found = {f"gradient/{key}": value for key, value in self._compare(sums, scale).items()}
+        self._logged = set(found)
+        pl_module.log_dict(found)
 
     def _compare(self, sums: Mapping[str, list[Tensor]], scale: float) -> dict[str, float]:
         found = compare(list(sums), gradient_products(sums) / scale**2)

@@ -219,6 +219,11 @@ def check_sizes(model: PreTrainedModel, sizes: Sizes) -> None:
                 f"heads must be a multiple of {groups} (queries to a key head) up to {config.num_attention_heads}, "
                 f"got {sizes.heads}"
             )
+    if family.hidden:
+        # transformers refuses such a configuration, although its heads have a size of their own.
+        hidden, heads = sizes.hidden or config.hidden_size, sizes.heads or config.num_attention_heads
+        if hidden % heads:
+            raise ValueError(f"hidden must be a multiple of the {heads} heads, got {hidden}")
 
 
 def prune(model: PreTrainedModel, sizes: Sizes, statistics: Statistics) -> PreTrainedModel:
@@ -270,8 +275,11 @@ def prune(model: PreTrainedModel, sizes: Sizes, statistics: Statistics) -> PreTr
     if getattr(config, "layer_types", None) is not None:
         config.layer_types = [model.config.layer_types[number] for number in kept]
     smaller: Any = type(model)(config)
+    # Before the values come, so that none is rounded; not the buffers: rotary frequencies stay in float32.
+    for parameter in smaller.parameters():
+        parameter.data = parameter.data.to(next(model.parameters()).dtype)
     smaller.load_state_dict(_cut_state(model, path, kept, cuts), strict=True)
-    return smaller.to(next(model.parameters()).dtype).eval()  # type: ignore[no-any-return]
+    return smaller.eval()  # type: ignore[no-any-return]
 
 
 def _kept_layers(family: Family, sizes: Sizes, statistics: Statistics, total: int) -> list[int]:

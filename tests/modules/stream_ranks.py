@@ -108,7 +108,12 @@ def main(folder: str, text: str, long: str, output: str, strategy: str) -> None:
         fit(kd, short(), strategy, output, [steps], max_steps=3, accumulate_grad_batches=per_step)
         result[f"kd{'-sharded' * shard}"] = {"state": state_of(kd), "metrics": steps.metrics}
 
-    if strategy != "fsdp2":
+    if strategy == "fsdp2":
+        try:
+            GradientProbe().on_train_start(module.trainer, module)
+        except NotImplementedError as error:
+            result["refused"] = str(error)
+    else:
         for probe in ([], [GradientProbe(every_n_steps=2, layers="0:2")]):
             module = LitEncoder(folder, streams=STREAMS, aggregation="streams", learning_rate=1e-2)
             steps = Steps()

@@ -124,6 +124,10 @@ def test_a_probe_on_two_ranks_measures_what_it_does_on_one(results: dict[str, An
     assert {key: two[1][key] for key in measured} == pytest.approx(measured, rel=1e-3, abs=1e-5)
 
 
+def test_a_probe_refuses_sharded_parameters(results: dict[str, Any]) -> None:
+    assert results["fsdp2-rank0"]["refused"].startswith("GradientProbe cannot look into sharded parameters")
+
+
 @pytest.mark.parametrize("name", ["auto-rank0", "ddp-rank0"])
 def test_records_go_on_through_a_resumed_run(results: dict[str, Any], name: str) -> None:
     before, resumed, straight = results[name]["resumed"]["records"]
