@@ -53,16 +53,18 @@ def distillation_rows(logits: Tensor, teacher_logits: Tensor, temperature: float
     """
     log_p = torch.log_softmax(logits / temperature, dim=-1)
     log_q = torch.log_softmax(teacher_logits / temperature, dim=-1)
+    # In place: each tensor of this size counts, where the vocabulary is large.
     if direction == "forward":
         q = log_q.exp()
-        losses = (q * (log_q - log_p)).sum(-1)
-        gradient = log_p.exp() - q
+        losses = log_q.sub_(log_p).mul_(q).sum(-1)
+        gradient = log_p.exp_().sub_(q)
     else:
-        p, ratio = log_p.exp(), log_p - log_q
-        losses = (p * ratio).sum(-1)
-        gradient = p * (ratio - losses[:, None])
+        p = log_p.exp()
+        ratio = log_p.sub_(log_q)
+        losses = torch.mul(p, ratio, out=log_q).sum(-1)
+        gradient = ratio.sub_(losses[:, None]).mul_(p)
     # T^2 of the definition; its derivative has one T less.
-    return losses * temperature**2, gradient * temperature
+    return losses * temperature**2, gradient.mul_(temperature)
 
 
 class _ChunkedTargetLoss(Function):
@@ -97,24 +99,27 @@ class _ChunkedTargetLoss(Function):
                 rows = slice(start, start + chunk_rows)
                 x, y = hidden[rows].to(dtype), labels[rows, None]
                 logits = torch.nn.functional.linear(x, weight_, bias_)
-                # One fused pass; logsumexp, subtraction and exponential apart would each go through memory.
-                log_p = torch.log_softmax(logits, dim=-1, dtype=wide)
-                losses = -log_p.gather(1, y)
-                row_losses[rows] = losses[:, 0]
-                learns = need_hidden or need_weight or need_bias
                 if teacher is not None:
+                    # Before the softmax below, and dropped at once: fewer tensors of this size stand at a time.
                     theirs = _teacher_logits(teacher, rows, dtype).to(wide)
                     common = min(theirs.shape[1], logits.shape[1])
                     kd_losses[rows], kd_grad = distillation_rows(
                         logits[:, :common].to(wide), theirs[:, :common], teacher.temperature, teacher.direction
                     )
-                if not learns:
+                    del theirs
+                # One fused pass; logsumexp, subtraction and exponential apart would each go through memory.
+                log_p = torch.log_softmax(logits, dim=-1, dtype=wide)
+                del logits
+                losses = -log_p.gather(1, y)
+                row_losses[rows] = losses[:, 0]
+                if not (need_hidden or need_weight or need_bias):
                     continue
                 logits_grad = log_p.exp_()
                 logits_grad.scatter_add_(1, y, -torch.ones_like(losses))
                 if teacher is not None:
                     logits_grad *= 1.0 - kd_weight
                     logits_grad[:, :common] += kd_grad.mul_(kd_weight)
+                    del kd_grad
                 if row_weights is not None:
                     logits_grad *= row_weights[rows, None]
                 if bias_grad is not None:

@@ -17,12 +17,10 @@ from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from lit_encoders import LitEncoder, LitMLM, TextDataModule
+from lit_encoders import LitEncoder, LitKD, LitMLM, MaskStream, TextDataModule
 from lit_encoders.callbacks import CLMDetour, GradientProbe
 from lit_encoders.callbacks.gradient_probe import compare, gradient_products
 from lit_encoders.data.packs import PackedBatch
-from lit_encoders.modules.lit_kd import LitKD
-from lit_encoders.objectives.streams import MaskStream
 
 MakeTrainer = Callable[..., Trainer]
 STREAMS = [MaskStream("narrow", 0.1, 0.7, head="narrow"), MaskStream("wide", 0.5, 0.3, weight=0.25, head="wide")]
@@ -171,10 +169,9 @@ def test_what_it_cannot_probe(
         GradientProbe(every_n_steps=0)
     with pytest.raises(TypeError, match="GradientProbe needs a LitEncoder with streams, got LitMLM without"):
         make_trainer(max_steps=1, callbacks=[GradientProbe()]).fit(LitMLM(str(bert_folder)), data)
+    module = LitEncoder(str(bert_folder), streams=STREAMS)
+    logging = {"log_every_n_steps": 2, "logger": CSVLogger(tmp_path)}
     with pytest.raises(ValueError, match=r"every_n_steps must be a multiple of .*log_every_n_steps \(2\), got 3"):
-        module = LitEncoder(str(bert_folder), streams=STREAMS)
-        logging = {"log_every_n_steps": 2, "logger": CSVLogger(tmp_path)}
         make_trainer(max_steps=1, callbacks=[GradientProbe(3)], **logging).fit(module, data)
     with pytest.raises(ValueError, match="7:9"):
-        module = LitEncoder(str(bert_folder), streams=STREAMS)
         make_trainer(max_steps=1, callbacks=[GradientProbe(layers="7:9")]).fit(module, data)

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_encoders.models.attention import PackLayout, packed_attention
-from lit_encoders.models.backbone import RowGroup
-from lit_encoders.models.backbone import Backbone, load_config, load_language_model
+from lit_encoders.models.backbone import Backbone, RowGroup, load_config, load_language_model
 
 # Around the kernels' block sizes of 64 and 128, around the windows, and the shortest.
 LENGTHS = [1, 2, 5, 5, 9, 63, 64, 65, 127, 128, 129, 300, 1024]

@@ -16,8 +16,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from lit_encoders.models.attention import PackLayout
-from lit_encoders.models.backbone import RowGroup
-from lit_encoders.models.backbone import Backbone, load_config, load_language_model
+from lit_encoders.models.backbone import Backbone, RowGroup, load_config, load_language_model
 
 FOLDER = Path(__file__).parent
 LENGTHS = [1, 5, 5, 64, 130]

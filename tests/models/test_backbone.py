@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from lit_encoders.models.attention import PackLayout
-from lit_encoders.models.backbone import RowGroup
 from lit_encoders.models.backbone import (
     Backbone,
+    RowGroup,
     attention_dropout,
     load_config,
     load_language_model,

@@ -16,6 +16,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 from lit_encoders.models.attention import ATTENTION_NAME, PackLayout
 from lit_encoders.models.backbone import Backbone, load_config, load_language_model
 from lit_encoders.models.prune import Sizes, Statistics, block_influence, keep_largest, prune, watch
+import itertools
 
 VOCAB, LAYERS, LENGTHS = 95, 4, np.array([3, 7, 30])
 SMALL = {"hidden_size": 32, "num_hidden_layers": LAYERS, "num_attention_heads": 8, "intermediate_size": 48}
@@ -188,7 +189,7 @@ def test_statistics_equal_those_of_hidden_states() -> None:
     with torch.no_grad():
         for part in ids().split(LENGTHS.tolist()):
             states = [x[0].numpy() for x in model(part[None], output_hidden_states=True).hidden_states]
-            for number, (a, b) in enumerate(zip(states, states[1:], strict=False)):
+            for number, (a, b) in enumerate(itertools.pairwise(states)):
                 cosine = (a * b).sum(1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1)
                 influence[number] += (1 - cosine).sum()
     assert statistics.influence.numpy() == pytest.approx(influence, rel=1e-6)
@@ -237,5 +238,5 @@ def test_sizes_that_cannot_be(name: str, sizes: Sizes, message: str) -> None:
 def test_a_family_that_cannot_be_pruned(build_backbone: Callable[..., Backbone]) -> None:
     settings = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": VOCAB}
     model = load_language_model(settings, load_config(settings), torch.float32)
-    with pytest.raises(ValueError, match="must be of a family that can be pruned .* got 'gpt2'"), watch(model):
+    with pytest.raises(ValueError, match=r"must be of a family that can be pruned .* got 'gpt2'"), watch(model):
         pass

@@ -16,10 +16,8 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch.distributed.tensor import DTensor
 
-from lit_encoders import LitEncoder, TextDataModule
+from lit_encoders import LitEncoder, LitKD, MaskStream, TextDataModule
 from lit_encoders.callbacks import GradientProbe
-from lit_encoders.modules.lit_kd import LitKD
-from lit_encoders.objectives.streams import MaskStream
 
 AGGREGATIONS = ("tokens", "streams", "inputs")
 STREAMS = [MaskStream("narrow", 0.1, 0.7, head="narrow"), MaskStream("wide", 0.5, 0.3, weight=0.5, head="wide")]

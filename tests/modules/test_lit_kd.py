@@ -16,11 +16,9 @@ from lightning.pytorch import Callback, Trainer
 from torch import Tensor
 from torch.nn.functional import cross_entropy, kl_div
 
-from lit_encoders import LitEncoder, TextDataModule
+from lit_encoders import LitEncoder, LitKD, MaskStream, TextDataModule
 from lit_encoders.callbacks import CLMDetour
 from lit_encoders.data.packs import PackedBatch
-from lit_encoders.modules.lit_kd import LitKD
-from lit_encoders.objectives.streams import MaskStream
 from lit_encoders.weights.export import export_checkpoint
 
 MakeTrainer = Callable[..., Trainer]
@@ -184,7 +182,7 @@ def test_a_teacher_of_a_larger_vocabulary_is_renormalised(
     larger = copy.deepcopy(tokenizer)
     larger.add_tokens(["new1", "new2", "new3"])
     folder = save_teacher(tmp_path / "t", larger)
-    with pytest.raises(ValueError, match="model.teacher must have the student's vocabulary of 95 tokens .* got 98"):
+    with pytest.raises(ValueError, match=r"model.teacher must have the student's vocabulary of 95 tokens .* got 98"):
         make(quiet_bert, folder)
     module = make(quiet_bert, folder, truncate_vocabulary=True, kd_weight=1.0)
     loss = module.training_loss(batch)

@@ -14,10 +14,9 @@ import torch
 from lightning.pytorch import Callback, Trainer
 from torch.nn.functional import cross_entropy
 
-from lit_encoders import LitEncoder, LitMLM, TextDataModule
+from lit_encoders import LitEncoder, LitMLM, MaskStream, TextDataModule
 from lit_encoders.callbacks import CLMDetour, RunSummary
 from lit_encoders.data.packs import PackedBatch, Position, gather
-from lit_encoders.objectives.streams import MaskStream
 
 MakeTrainer = Callable[..., Trainer]
 NARROW, WIDE = MaskStream("narrow", 0.05, 0.8), MaskStream("wide", 0.5, 0.2)

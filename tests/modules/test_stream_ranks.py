@@ -48,7 +48,7 @@ def close(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor], rtol: fl
 @BOTH
 @AGGREGATION
 def test_l02_gradients_on_two_ranks_are_those_of_one(results: dict[str, Any], strategy: str, aggregation: str) -> None:
-    """Two micro-batches a step and rank; in the last one pack in all. What one process does, test_stream_loss checks."""
+    """Two micro-batches a step and rank; the last has one pack in all. One process is checked by test_stream_loss."""
     one, ranks = results["auto-rank0"][aggregation], [results[f"{strategy}-rank{r}"][aggregation] for r in (0, 1)]
     assert [[documents for _, documents in rank["mine"][2:]].count(0) for rank in ranks] == [1, 2], "rank 1 has nothing"
     assert len(one["gradients"]) == len(ranks[0]["gradients"]) >= 2
