@@ -71,7 +71,12 @@ FUNCTION_VERBS = {
         "held-out losses on the way from a base to a trained model, range by range",
         "lit_encoders.analysis.alpha_sweep:alpha_sweep_verb",
     ),
-    "study": Verb("several runs and one table: alignment", "lit_encoders.studies.verb:study_verb", ("name",)),
+    "study": Verb(
+        "several runs and one table: alignment",
+        "lit_encoders.studies.verb:study_verb",
+        ("name",),
+        switches=("fast", "keep_models"),
+    ),
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -104,6 +104,8 @@ class LitEncoder(TokenMeanModule):
     """
 
     default_objective: Objective = "mlm"
+    # What validations measure; None is every objective that the tokenizer allows.
+    val_objectives: Sequence[Objective] | None = None
 
     def __init__(
         self,
@@ -407,7 +409,8 @@ class LitEncoder(TokenMeanModule):
 
     def _new_losses(self) -> dict[Objective, MeanMetric]:
         """A token-weighted mean for each objective that can be measured, in float64 and over all ranks."""
-        objectives: list[Objective] = ["clm"] if self.mask_vocabulary is None else ["mlm", "clm"]
+        objectives: Sequence[Objective] = ["clm"] if self.mask_vocabulary is None else ["mlm", "clm"]
+        objectives = self.val_objectives or objectives
         losses = {objective: MeanMetric().to(self.device) for objective in objectives}
         for metric in losses.values():
             metric.set_dtype(torch.float64)
