@@ -14,6 +14,7 @@ from lightning.pytorch import Callback
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torchmetrics.aggregation import MeanMetric
@@ -29,6 +30,7 @@ from lit_encoders.models.backbone import (
     load_language_model,
     max_positions,
 )
+from lit_encoders.models.sharding import fill_state_
 from lit_encoders.models.vocabulary import (
     check_same_vocabulary,
     check_vocabulary,
@@ -530,12 +532,21 @@ class LitEncoder(TokenMeanModule):
             )
 
     @override
+    def on_train_start(self) -> None:
+        heads = [] if self.backbone is None else list(self.backbone.heads.parameters())
+        if any(isinstance(parameter, DTensor) for parameter in heads):
+            # A sharded checkpoint needs state of a head that has rested until then, too.
+            for optimizer in self.trainer.optimizers:
+                fill_state_(optimizer, heads)
+
+    @override
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         # What an export needs, should the folder that the run began from be gone.
         checkpoint["lit_encoders"] = {"config": json.dumps(self.config.to_dict(), default=str), **self.facts()}
 
     @override
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        self._check_state(checkpoint["state_dict"])
+        if "state_dict" in checkpoint:  # A sharded run has loaded its weights by now.
+            self._check_state(checkpoint["state_dict"])
         self._tokens = torch.tensor(checkpoint["lit_encoders"]["tokens"])
         self._clm_head_filled = checkpoint["lit_encoders"]["clm_head_filled"]

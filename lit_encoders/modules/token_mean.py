@@ -128,7 +128,7 @@ class TokenMeanModule(LightningModule):
         elif world_size == 1:
             torch._foreach_mul_(gradients, scale / window.num_targets)
         else:
-            factor = scale / counts[0].clamp(min=1)
+            factor = scale / counts[0].clamp(min=1).double()
             for gradient in gradients:
                 # A sharded gradient is scaled shard by shard.
                 getattr(gradient, "_local_tensor", gradient).mul_(factor)
