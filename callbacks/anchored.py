@@ -7,6 +7,7 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer import call
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 from typing_extensions import override
 
@@ -58,13 +59,18 @@ class AnchoredCallback(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage != "fit":
             return
+        self._saved = None  # Of a fit that failed: its teardown is not called.
         # Lightning calls it after this hook, and again to no effect: here the weights are not restored yet.
         call._call_configure_model(trainer)
         if self.base != START:
             self._weights = open_weights(self.base, f"{type(self).__name__}.base")
         self.parameters = {}
-        if any(True for _ in pl_module.parameters()):
+        try:
             self._take(trainer, pl_module)
+        except ValueError:
+            # A module may build its layers in its own setup(), which comes after this one.
+            if not is_overridden("setup", pl_module):
+                raise
 
     def _take(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Copy what is not held yet."""
@@ -82,13 +88,14 @@ class AnchoredCallback(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         reshard(pl_module)
         resumed = trainer.ckpt_path is not None
-        if not self.parameters:
-            if resumed and self.base == START:
-                raise ValueError(
-                    f"{type(self).__name__}.base must be a folder where a module builds its layers in setup(), which "
-                    f"comes too late to see where a resumed run began, got {START!r}"
-                )
-            self._take(trainer, pl_module)
+        early = set(self.parameters)
+        # Again: layers may have been built since, or frozen.
+        self._take(trainer, pl_module)
+        if resumed and self.base == START and not early.issuperset(self.parameters):
+            raise ValueError(
+                f"{type(self).__name__}.base must be a folder where a module builds its layers in setup(), which "
+                f"comes too late to see where a resumed run began, got {START!r}"
+            )
         if self.base == START and not resumed:
             # Something may have changed them since: the run starts here.
             self.anchors.update(copy_weights(self.parameters, self.device))

@@ -19,7 +19,7 @@ from typing_extensions import override
 
 from lit_encoders.callbacks.anchored import START, AnchoredCallback
 from lit_encoders.models.layer_range import LayerRange
-from lit_encoders.models.sharding import local, sum_over_pieces
+from lit_encoders.models.sharding import local, sum_rows
 
 Form = Literal["sum", "half"]
 Mode = Literal["gradient", "decoupled"]
@@ -31,7 +31,7 @@ REST = "rest"
 def add_l2sp_grad_(
     parameters: Mapping[str, nn.Parameter], anchors: Mapping[str, Tensor], slopes: Mapping[str, float]
 ) -> None:
-    """Add the gradient of the penalty, ``slope * (w - w0)``, in place, in float32.
+    """Add the gradient of the penalty, ``slope * (w - w0)``, in place, computed in float32 or better.
 
     Args:
         parameters: name -> weight ``w``, any shape; one without a gradient (frozen, or not used) is left alone.
@@ -50,7 +50,7 @@ def add_l2sp_grad_(
 
 @torch.no_grad()
 def pull_(parameters: Mapping[str, nn.Parameter], anchors: Mapping[str, Tensor], rates: Mapping[str, float]) -> None:
-    """Move weights toward their start, ``w -= rate * (w - w0)``, in place, computed in float32.
+    """Move weights toward their start, ``w -= rate * (w - w0)``, in place, computed in float32 or better.
 
     Args:
         parameters: name -> weight ``w``, any shape.
@@ -63,7 +63,8 @@ def pull_(parameters: Mapping[str, nn.Parameter], anchors: Mapping[str, Tensor],
     for name, parameter in parameters.items():
         if rates[name]:
             weight = local(parameter)
-            weight.copy_(weight.float().sub_(_distance(weight, anchors[name]), alpha=rates[name]))
+            apart = _distance(weight, anchors[name])
+            weight.copy_(weight.to(apart.dtype).sub(apart, alpha=rates[name]))
 
 
 @torch.no_grad()
@@ -79,12 +80,13 @@ def squared_distances(parameters: Mapping[str, nn.Parameter], anchors: Mapping[s
         start = anchors[name].to(local(parameter).device)
         apart = _distance(local(parameter), start).double()
         rows.append(torch.stack([apart.square().sum(), start.double().square().sum()]))
-    return sum_over_pieces(torch.stack(rows), next(iter(parameters.values())))
+    return sum_rows(torch.stack(rows), list(parameters.values()))
 
 
 def _distance(weight: Tensor, anchor: Tensor) -> Tensor:
-    # In the type of the computation (bfloat16, say) small distances would vanish.
-    return weight.detach().float() - anchor.to(weight.device, non_blocking=True).float()
+    # In bfloat16 small distances would vanish, and float64 weights would lose half of their digits in float32.
+    dtype = torch.promote_types(weight.dtype, torch.float32)
+    return weight.detach().to(dtype) - anchor.to(weight.device, non_blocking=True).to(dtype)
 
 
 class L2SP(AnchoredCallback):
@@ -143,7 +145,8 @@ class L2SP(AnchoredCallback):
     @property
     @override
     def state_key(self) -> str:
-        return self._generate_state_key(strength=sorted(self.strength), base=self.base)
+        # Not by the base: another one has to be noticed, and the same may lie elsewhere now.
+        return self._generate_state_key(strength=sorted(self.strength))
 
     @override
     def choose(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, nn.Parameter]:
@@ -178,9 +181,6 @@ class L2SP(AnchoredCallback):
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
-        # Whatever froze a range for the whole run may have been set up after this callback.
-        self.parameters = {name: p for name, p in self.parameters.items() if p.requires_grad}
-        self.ranges = {text: [n for n in names if n in self.parameters] for text, names in self.ranges.items()}
         ranges = ", ".join(f"{text} {self.strength[text]:g}" for text in self.ranges)
         weights = sum(parameter.numel() for parameter in self.parameters.values())
         rank_zero_info(f"L2-SP toward {self.base!r}: {ranges} ({weights:,} weights, form {self.form}, {self.mode})")

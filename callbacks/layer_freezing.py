@@ -8,12 +8,15 @@ from dataclasses import dataclass
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer import call
 from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from typing_extensions import override
 
 from lit_encoders.callbacks.objective_schedule import find_schedule
 from lit_encoders.models.layer_range import LayerMap, LayerRange, map_layers
+from lit_encoders.models.sharding import fill_state_
 
 
 @dataclass(frozen=True)
@@ -137,6 +140,8 @@ class LayerFreezing(Callback):
         # Of each window its parameters by name, once the module has any.
         self._chosen: list[dict[str, nn.Parameter]] = []
         self._active: list[int] = []
+        # Parameters that trained before, and need no gradient while the run lasts.
+        self._held: list[nn.Parameter] = []
 
     @property
     @override
@@ -150,25 +155,48 @@ class LayerFreezing(Callback):
         # Before DDP wraps the module and counts the gradients it waits for; Lightning calls it again to no effect.
         call._call_configure_model(trainer)
         self._chosen = []
-        if any(True for _ in pl_module.parameters()):
+        try:
             self._choose(pl_module)
-            for window, chosen in zip(self.windows, self._chosen, strict=True):
-                if window.always:
-                    for parameter in chosen.values():
-                        parameter.requires_grad_(False)
+        except ValueError:
+            # A module may make its layers in its own setup(), which comes after this one.
+            if not is_overridden("setup", pl_module):
+                raise
+            return
+        always = [c for window, c in zip(self.windows, self._chosen, strict=True) if window.always]
+        self._held = [p for chosen in always for p in chosen.values() if p.requires_grad]
+        for parameter in self._held:
+            parameter.requires_grad_(False)
+
+    def _release(self) -> None:
+        """The module may be trained again, by a run that freezes nothing."""
+        for parameter in self._held:
+            parameter.requires_grad_(True)
+        self._held = []
+
+    @override
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._release()
+
+    @override
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self._release()
 
     def _choose(self, module: LightningModule) -> None:
         layer_map, named = map_layers(module, self.layers_path), dict(module.named_parameters())
-        total = sum(parameter.numel() for parameter in named.values() if parameter.requires_grad)
-        for window in self.windows:
-            chosen = {name: named[name] for name in LayerRange(window.layers).names(layer_map)}
-            frozen = sum(parameter.numel() for parameter in chosen.values())
-            if frozen >= total:
+        total = sum(parameter.numel() for parameter in named.values())
+        # What another such callback froze for the whole run does not train either.
+        trains = {name for name, parameter in named.items() if parameter.requires_grad}
+        names = [LayerRange(window.layers).names(layer_map) for window in self.windows]
+        trains -= {name for window, mine in zip(self.windows, names, strict=True) if window.always for name in mine}
+        chosen_by_window = [{name: named[name] for name in mine} for mine in names]
+        for window, chosen in zip(self.windows, chosen_by_window, strict=True):
+            if trains <= chosen.keys():
                 raise ValueError(f"LayerFreezing.layers must leave something to train, got {window.layers}")
-            self._chosen.append(chosen)
+            frozen = sum(parameter.numel() for parameter in chosen.values())
             rank_zero_info(f"frozen in {window.when}: {LayerRange(window.layers)} ({frozen:,} of {total:,} parameters)")
             for line in tie_messages(layer_map, chosen):
                 rank_zero_info(line)
+        self._chosen = chosen_by_window
 
     @override
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -179,8 +207,15 @@ class LayerFreezing(Callback):
                 raise ValueError(
                     f"LayerFreezing.phases must name phases of the schedule ({', '.join(known)}), got {name!r}"
                 )
-        if not self._chosen:  # A module that makes its layers in its own setup().
+        if not self._chosen:
             self._choose(pl_module)
+
+    @override
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        frozen = {id(p): p for chosen in self._chosen for p in chosen.values()}
+        if any(isinstance(parameter, DTensor) for parameter in frozen.values()):
+            for optimizer in trainer.optimizers:
+                fill_state_(optimizer, frozen.values())
 
     def active(self, trainer: Trainer) -> list[int]:
         """Which windows freeze at the step to come, by number."""
@@ -212,7 +247,8 @@ class LayerFreezing(Callback):
             return
         parts = [callback._chosen[number] for callback in every for number in callback._active]
         frozen = {id(parameter) for part in parts for parameter in part.values()}
-        sizes = [(parameter.numel(), id(parameter) in frozen) for parameter in module.parameters()]
+        # What the module itself keeps from training (a teacher) counts as frozen too.
+        sizes = [(p.numel(), id(p) in frozen or not p.requires_grad) for p in module.parameters()]
         module.log_dict(
             {
                 "train/frozen_parameters": float(sum(size for size, rests in sizes if rests)),

@@ -77,13 +77,26 @@ class WeightDrift(AnchoredCallback):
     @property
     @override
     def state_key(self) -> str:
-        return self._generate_state_key(ranges=self.ranges, base=self.base)
+        # Not by the base: another one has to be noticed.
+        return self._generate_state_key(ranges=self.ranges)
 
     @override
     def choose(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, nn.Parameter]:
         self._layer_map = map_layers(pl_module, self.layers_path)
         self._names = {text: LayerRange(text).names(self._layer_map) for text in self.ranges}
         return {n: p for n, p in pl_module.named_parameters() if p.is_floating_point()}
+
+    @override
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage == "fit":
+            others = [c for c in trainer.callbacks if isinstance(c, WeightDrift) and c is not self]  # type: ignore[attr-defined]
+            if others:  # They would write one over the other's files.
+                raise ValueError(
+                    "WeightDrift must stand once among the callbacks (several ranges go into its layers), "
+                    f"got {1 + len(others)}"
+                )
+            self.history = {}
+        super().setup(trainer, pl_module, stage)
 
     def measure(self) -> dict[str, Drift]:
         """Drift of each layer, named part and range, as it is now."""

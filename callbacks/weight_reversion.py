@@ -18,11 +18,12 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from lit_encoders.callbacks.anchored import START, AnchoredCallback
-from lit_encoders.callbacks.hf_export import write_export
+from lit_encoders.callbacks.hf_export import HFExport, write_export
 from lit_encoders.callbacks.weight_drift import live_products
 from lit_encoders.models.layer_range import LayerRange, Part, map_layers
 from lit_encoders.models.sharding import local, reshard
 from lit_encoders.weights.drift import Drift, sum_products
+from lit_encoders.weights.export import ExportDtype
 
 
 @contextmanager
@@ -88,7 +89,8 @@ class WeightReversion(AnchoredCallback):
     @property
     @override
     def state_key(self) -> str:
-        return self._generate_state_key(layers=str(self.layers), base=self.base)
+        # Not by the base: another one has to be noticed.
+        return self._generate_state_key(layers=str(self.layers))
 
     @override
     def choose(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, nn.Parameter]:
@@ -111,6 +113,11 @@ class WeightReversion(AnchoredCallback):
         found = live_products(self.parameters, self.anchors)
         return {text: sum_products(found[n] for n in names).drift() for text, names in self._names.items()}
 
+    def _dtype(self, trainer: Trainer) -> ExportDtype | None:
+        """The type that the run's own export is stored in, so that the two folders compare."""
+        exports = [c for c in trainer.callbacks if isinstance(c, HFExport) and c.at_end]  # type: ignore[attr-defined]
+        return exports[0].dtype if exports else None
+
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
@@ -121,7 +128,7 @@ class WeightReversion(AnchoredCallback):
         with reverted(pl_module, self.parameters, self.anchors):
             after, losses = self._drifts(), held_out_losses(trainer, pl_module)
             line = f"- Set back to {self.base!r}: layers {self.layers}\n"
-            self.folder = write_export(trainer, pl_module, folder, losses=losses, note=line)
+            self.folder = write_export(trainer, pl_module, folder, losses, line, self._dtype(trainer))
         drifts = {t: {"before": asdict(before[t]), "after": asdict(after[t])} for t in before}
         self.report = {
             "layers": str(self.layers),
@@ -142,6 +149,8 @@ def held_out_losses(trainer: Trainer, module: Any) -> dict[str, float]:
     data = getattr(trainer, "datamodule", None)
     if not hasattr(module, "held_out_losses") or data is None or not trainer.enable_validation:
         return {}
-    loaders = zip(data.val_names, data.val_dataloader(), trainer.num_val_batches, strict=True)
+    # A run that never came to a validation has no limits yet.
+    limits = trainer.num_val_batches or [float("inf")] * len(data.val_names)
+    loaders = zip(data.val_names, data.val_dataloader(), limits, strict=True)
     limited = {name: loader if limit == float("inf") else islice(loader, int(limit)) for name, loader, limit in loaders}
     return module.held_out_losses(limited)  # type: ignore[no-any-return]

@@ -72,7 +72,12 @@ FUNCTION_VERBS = {
         "lit_encoders.analysis.alpha_sweep:alpha_sweep_verb",
     ),
     "prune": Verb("make a smaller model out of a larger one", "lit_encoders.analysis.pruning:prune_verb"),
-    "study": Verb("several runs and one table: alignment", "lit_encoders.studies.verb:study_verb", ("name",)),
+    "study": Verb(
+        "several runs and one table: alignment",
+        "lit_encoders.studies.verb:study_verb",
+        ("name",),
+        switches=("fast", "keep_models"),
+    ),
 }
 
 

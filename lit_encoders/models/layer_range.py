@@ -141,7 +141,8 @@ class LayerRange:
     Args:
         layers: "a:b" (0-based, half-open, negative from the end), "all" (every layer), "embeddings", "final_norm" or
             "head"; several as a list, or in one text with commas.
-        part: of the layers, everything, their attention, or their feed-forward; norms between the two are in neither.
+        part: of the layers, everything, their attention, or their feed-forward: by the modules of those names, so norms
+            between the two (ModernBERT's) are in neither, and norms inside one (BERT's) belong to it.
 
     Raises:
         TypeError: a number, as YAML makes of an unquoted range.

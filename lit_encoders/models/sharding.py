@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.optim import SGD, Adam, AdamW, Optimizer
 
 
 def reshard(module: nn.Module) -> None:
@@ -49,6 +50,57 @@ def sum_over_pieces(values: Tensor, like: Tensor) -> Tensor:
         values = values.clone()
         torch.distributed.all_reduce(values, group=like.device_mesh.get_group())
     return values
+
+
+def sum_rows(rows: Tensor, parameters: Sequence[nn.Parameter]) -> Tensor:
+    """Add up what each process found on its pieces of several parameters, of which only some may be sharded.
+
+    Args:
+        rows: one for each parameter, (parameters, ...).
+        parameters: in the same order.
+    """
+    sharded = [isinstance(parameter, DTensor) for parameter in parameters]
+    if not any(sharded):
+        return rows
+    whole = sum_over_pieces(rows, parameters[sharded.index(True)])
+    # Every process has found the whole of the others already.
+    mask = torch.tensor(sharded, device=rows.device).reshape(-1, *[1] * (rows.ndim - 1))
+    return torch.where(mask, whole, rows)
+
+
+def fill_state_(optimizer: Optimizer, parameters: Iterable[nn.Parameter]) -> None:
+    """Give parameters that have not been stepped yet the optimizer state from before a first step: zeros.
+
+    A sharded checkpoint loads only if it holds a state for every parameter; one that is frozen from the start has none.
+    Optimizers other than SGD and those of Adam's family, whose states may not begin at zero, are left alone.
+
+    Args:
+        optimizer: whose other parameters, rates and gradients stay as they are.
+        parameters: some of its parameters.
+    """
+    if not isinstance(optimizer, (Adam, AdamW, SGD)):
+        return
+    every = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    asked = {id(parameter) for parameter in parameters}
+    new = [parameter for parameter in every if id(parameter) in asked and not optimizer.state.get(parameter)]
+    if not new:
+        return
+    waiting, rates = [parameter.grad for parameter in every], [group["lr"] for group in optimizer.param_groups]
+    for parameter in every:
+        parameter.grad = None
+    for parameter in new:
+        parameter.grad = torch.zeros_like(parameter)
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+    optimizer.step()
+    for parameter in new:
+        for value in optimizer.state.get(parameter, {}).values():
+            if isinstance(value, Tensor):
+                value.zero_()  # The step count too: it was no step.
+    for parameter, gradient in zip(every, waiting, strict=True):
+        parameter.grad = gradient
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
 
 
 def gather_state(module: nn.Module) -> Mapping[str, Tensor]:

@@ -16,6 +16,7 @@ from lightning.pytorch import Callback
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torchmetrics.aggregation import MeanMetric
@@ -32,6 +33,7 @@ from lit_encoders.models.backbone import (
     load_language_model,
     max_positions,
 )
+from lit_encoders.models.sharding import fill_state_
 from lit_encoders.models.vocabulary import (
     check_same_vocabulary,
     check_vocabulary,
@@ -117,6 +119,8 @@ class LitEncoder(TokenMeanModule):
     default_objective: Objective = "mlm"
     # Whether there is a teacher to learn from: LitKD's.
     distils = False
+    # What validations measure; None is every objective that the tokenizer allows.
+    val_objectives: Sequence[Objective] | None = None
 
     def __init__(
         self,
@@ -582,7 +586,8 @@ class LitEncoder(TokenMeanModule):
 
     def _new_losses(self) -> dict[Objective, MeanMetric]:
         """A token-weighted mean for each objective that can be measured, in float64 and over all ranks."""
-        objectives: list[Objective] = ["clm"] if self.mask_vocabulary is None else ["mlm", "clm"]
+        objectives: Sequence[Objective] = ["clm"] if self.mask_vocabulary is None else ["mlm", "clm"]
+        objectives = self.val_objectives or objectives
         losses = {objective: MeanMetric().to(self.device) for objective in objectives}
         for metric in losses.values():
             metric.set_dtype(torch.float64)
@@ -731,6 +736,14 @@ class LitEncoder(TokenMeanModule):
             )
 
     @override
+    def on_train_start(self) -> None:
+        heads = [] if self.backbone is None else list(self.backbone.heads.parameters())
+        if any(isinstance(parameter, DTensor) for parameter in heads):
+            # A sharded checkpoint needs state of a head that has rested until then, too.
+            for optimizer in self.trainer.optimizers:
+                fill_state_(optimizer, heads)
+
+    @override
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         # What an export needs, should the folder that the run began from be gone.
         config = json.dumps(self.config.to_dict(), default=str)
@@ -738,7 +751,8 @@ class LitEncoder(TokenMeanModule):
 
     @override
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        self._check_state(checkpoint["state_dict"])
+        if "state_dict" in checkpoint:  # A sharded run has loaded its weights by now.
+            self._check_state(checkpoint["state_dict"])
         self._tokens = torch.tensor(checkpoint["lit_encoders"]["tokens"])
         self._clm_head_filled = checkpoint["lit_encoders"]["clm_head_filled"]
         # The file holds the sum over all ranks: one of them goes on from it.

@@ -67,12 +67,12 @@ def check_alike(ours: Weights, others: Sequence[Weights], needed: Collection[str
 
 
 def alike_as_stored(models: Sequence[StoredModel]) -> bool:
-    """Whether models have one configuration, one tokenizer's files, and the same names and shapes in their files."""
+    """Whether models are folders with one configuration, one tokenizer's files, and the same names and shapes."""
     first = models[0]
-    return all(
+    shapes = {name: tensor.shape for name, tensor in first.tensors.items()}
+    return first.folder is not None and all(
         _facts(model) == _facts(first)
-        and {name: tensor.shape for name, tensor in model.tensors.items()}
-        == {name: tensor.shape for name, tensor in first.tensors.items()}
+        and {name: tensor.shape for name, tensor in model.tensors.items()} == shapes
         and _same_tokenizer_files(first, model)
         for model in models[1:]
     )

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
-from lit_encoders.models.sharding import local, piece_of, sum_over_pieces
+from lit_encoders.models.sharding import local, piece_of, sum_rows
 from lit_encoders.weights.alike import listed
 from lit_encoders.weights.checkpoint import Weights
 from lit_encoders.weights.names import match_names
@@ -75,25 +74,23 @@ def weight_sums(parameters: Mapping[str, nn.Parameter], pieces: Mapping[str, Ten
     double = [pieces[name].detach().double() for name in parameters]
     sums = torch.stack([torch.stack([x.sum(), x.square().sum()]) for x in double])
     first = next(iter(parameters.values()))
-    whole = sum_over_pieces(sums.to(local(first).device), first)
+    whole = sum_rows(sums.to(local(first).device), list(parameters.values()))
     return dict(zip(parameters, whole.tolist(), strict=True))
 
 
 def differing(saved: Mapping[str, Sequence[float]], now: Mapping[str, Sequence[float]]) -> list[str]:
     """Names whose sums are not the saved ones, beyond what the order of adding up may change.
 
-    >>> differing({"w": [3.0, 9.0]}, {"w": [3.0, 9.5]})
+    A name that was not saved (its weight was frozen then, say) says nothing.
+
+    >>> differing({"w": [3.0, 9.0]}, {"w": [3.0, 9.5], "v": [1.0, 1.0]})
     ['w']
     """
     return [
         name
         for name in now
-        if name not in saved or any(not _close(a, b, now[name]) for a, b in _pair(saved, now, name))
+        if name in saved and any(not _close(a, b, now[name]) for a, b in zip(saved[name], now[name], strict=True))
     ]
-
-
-def _pair(saved: Mapping[str, Any], now: Mapping[str, Any], name: str) -> list[tuple[float, float]]:
-    return list(zip(saved[name], now[name], strict=True))
 
 
 def _close(a: float, b: float, sums: Sequence[float]) -> bool:

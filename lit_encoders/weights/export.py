@@ -254,9 +254,11 @@ def load_lines(folder: Path) -> str:
 
     >>> print(load_lines(Path("runs/a/export")))
     Export: runs/a/export
-    Load:   transformers.AutoModelForMaskedLM.from_pretrained("runs/a/export")
+    Load:   safetensors.torch.load_model(module, "runs/a/export/model.safetensors")
     """
-    settings = json.loads((folder / "config.json").read_text()) if (folder / "config.json").is_file() else {}
+    if not (folder / "config.json").is_file():  # The state of a module that is no Hugging Face model.
+        return f'Export: {folder}\nLoad:   safetensors.torch.load_model(module, "{folder / "model.safetensors"}")'
+    settings = json.loads((folder / "config.json").read_text())
     causal = any("Causal" in name or "LMHead" in name for name in settings.get("architectures") or [])
     kind = "AutoModelForCausalLM" if causal else "AutoModelForMaskedLM"
     return f'Export: {folder}\nLoad:   transformers.{kind}.from_pretrained("{folder}")'

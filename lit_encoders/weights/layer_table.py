@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import takewhile
 
 from rich.console import Console
 from rich.table import Table
@@ -28,8 +29,8 @@ def _common_prefix(names: list[str]) -> str:
     >>> _common_prefix(["a.b.c", "a.b.d"]), _common_prefix(["a.b", "c.b"])
     ('a.b.', '')
     """
-    shared = [parts[0] for parts in zip(*(name.split(".") for name in names), strict=False) if len(set(parts)) == 1]
-    return "".join(f"{part}." for part in shared)
+    components = zip(*(name.split(".") for name in names), strict=False)
+    return "".join(f"{same[0]}." for same in takewhile(lambda parts: len(set(parts)) == 1, components))
 
 
 def layers_verb(model: str) -> str:

@@ -104,7 +104,7 @@ def test_throughput_counts_the_modules_tokens(from_python: dict[str, Any]) -> No
         ("no tokens", r"TypeError: Throughput needs .* attribute `tokens`; add one to ProteinLM"),
         ("no LitEncoder", r"TypeError: HFExport needs a LitEncoder.* got ProteinLM"),
         ("scheduler", r"ValueError: .*lr_scheduler must be unset beside a schedule.* got LambdaLR"),
-        ("no such layers", r"ValueError: layers must match .* the model's 4 layers, got '4:9'"),
+        ("no such layers", r"ValueError: layers must lie within the model's 4 layers \(0:4\), got '4:9'"),
         ("no schedule", r"ValueError: LayerFreezing.phases must name phases of the schedule .* got 'detour'"),
     ],
 )
