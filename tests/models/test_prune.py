@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,6 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 from lit_encoders.models.attention import ATTENTION_NAME, PackLayout
 from lit_encoders.models.backbone import Backbone, load_config, load_language_model
 from lit_encoders.models.prune import Sizes, Statistics, block_influence, keep_largest, prune, watch
-import itertools
 
 VOCAB, LAYERS, LENGTHS = 95, 4, np.array([3, 7, 30])
 SMALL = {"hidden_size": 32, "num_hidden_layers": LAYERS, "num_attention_heads": 8, "intermediate_size": 48}
