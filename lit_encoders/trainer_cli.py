@@ -64,7 +64,7 @@ class RunFolder(SaveConfigCallback):
 
 
 def use_stand_in(settings: Namespace) -> None:
-    """Replace the backbone that ``stand_ins`` has another model for, and its tokenizer; the rest is left alone.
+    """Replace backbone and teacher that ``stand_ins`` has other models for, and the tokenizer; the rest is left alone.
 
     Args:
         settings: of a trainer verb; changed in place.
@@ -77,6 +77,10 @@ def use_stand_in(settings: Namespace) -> None:
         init_args["tokenizer"] = configuration.pop("tokenizer", init_args.get("tokenizer"))
         init_args["backbone"] = configuration
         rank_zero_info(f"model.backbone: a tiny stand-in for {backbone}, without its weights")
+    teacher = init_args.get("teacher")
+    if isinstance(teacher, str) and teacher in stand_ins:
+        init_args["teacher"] = {key: value for key, value in stand_ins[teacher].items() if key != "tokenizer"}
+        rank_zero_info(f"model.teacher: a tiny stand-in for {teacher}, without its weights")
 
 
 class EncoderCLI(LightningCLI):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info
@@ -20,6 +20,9 @@ from lit_encoders.objectives import Objective
 from lit_encoders.objectives.losses import Direction, Teacher
 from lit_encoders.objectives.masking import Targets
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 DistilIn = Literal["both", "mlm", "clm"]
 
 
@@ -35,7 +38,8 @@ class LitKD(LitEncoder):
 
     Args:
         backbone: the student; see `LitEncoder`, as for all further settings.
-        teacher: folder or hub name of a masked or causal LM of the same vocabulary.
+        teacher: folder or hub name of a masked or causal LM of the same vocabulary; or, for a trial, the settings of a
+            configuration with its ``model_type``: a teacher that knows nothing.
         temperature: both logits are divided by it, above 0.
         direction: "forward" is KL(teacher, student), "reverse" KL(student, teacher).
         kd_weight: share of the divergence in the loss of a distilled target, in [0, 1].
@@ -55,7 +59,7 @@ class LitKD(LitEncoder):
     def __init__(
         self,
         backbone: str | dict[str, Any],
-        teacher: str,
+        teacher: str | dict[str, Any],
         temperature: float = 1.0,
         direction: Direction = "forward",
         kd_weight: float = 0.5,
@@ -75,7 +79,7 @@ class LitKD(LitEncoder):
                 raise ValueError(f"model.{name} must be one of {', '.join(get_args(kind))}, got {value!r}")
         if self.streams and not any(stream.distill for stream in self.streams):
             raise ValueError("model.streams must have a stream with distill for a teacher to teach, got none")
-        self.teacher_source = model_source(teacher)
+        self.teacher_source = model_source(teacher) if isinstance(teacher, str) else teacher
         try:
             self.teacher_config = load_config(self.teacher_source)
         except ValueError as error:
@@ -96,7 +100,15 @@ class LitKD(LitEncoder):
         Raises:
             ValueError: with both numbers.
         """
-        theirs = load_tokenizer(self.teacher_source, "model.teacher")
+        if isinstance(self.teacher_source, str):
+            self._check_vocabulary(load_tokenizer(self.teacher_source, "model.teacher"))
+        # Without a trainer, as after load_from_checkpoint, there is no data to compare with.
+        limit, data = max_positions(self.teacher_config), getattr(self._trainer, "datamodule", None)
+        longest = getattr(data, "sequence_length", 0)
+        if limit is not None and longest > limit:
+            raise ValueError(f"model.teacher must have positions for data.sequence_length ({longest}), got {limit}")
+
+    def _check_vocabulary(self, theirs: PreTrainedTokenizerBase) -> None:
         own, other = len(self.tokenizer.get_vocab()), len(theirs.get_vocab())
         if other != own and not (self.truncate_vocabulary and other > own):
             raise ValueError(
@@ -107,11 +119,6 @@ class LitKD(LitEncoder):
             check_same_vocabulary(theirs, self.tokenizer)
         except ValueError as error:
             raise ValueError(str(error).replace("model.tokenizer", "model.teacher")) from error
-        # Without a trainer, as after load_from_checkpoint, there is no data to compare with.
-        limit, data = max_positions(self.teacher_config), getattr(self._trainer, "datamodule", None)
-        longest = getattr(data, "sequence_length", 0)
-        if limit is not None and longest > limit:
-            raise ValueError(f"model.teacher must have positions for data.sequence_length ({longest}), got {limit}")
 
     @override
     def configure_model(self) -> None:
@@ -119,8 +126,9 @@ class LitKD(LitEncoder):
         if self._teacher:
             return
         self.check_teacher()
+        whole = isinstance(self.teacher_source, str)
         try:
-            model = load_language_model(self.teacher_source, self.teacher_config, self.teacher_dtype, whole=True)
+            model = load_language_model(self.teacher_source, self.teacher_config, self.teacher_dtype, whole=whole)
         except ValueError as error:
             raise ValueError(str(error).replace("model.backbone", "model.teacher")) from error
         teacher = Backbone(model).eval().requires_grad_(False)
@@ -129,7 +137,8 @@ class LitKD(LitEncoder):
             register_fsdp_forward_method(teacher, "teach")
         self._teacher = (teacher,)
         size = sum(parameter.numel() for parameter in teacher.parameters())
-        rank_zero_info(f"teacher: {self.teacher_source} ({size:,} parameters), outside the model")
+        name = self.teacher_source if whole else f"an untrained {self.teacher_config.model_type}"
+        rank_zero_info(f"teacher: {name} ({size:,} parameters), outside the model")
 
     @override
     def on_fit_start(self) -> None:
