@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
+from lightning.pytorch import LightningModule
 
+from lit_encoders.callbacks import L2SP, Phase
+from lit_encoders.callbacks.objective_schedule import resolve_phases
 from lit_encoders.data.examples import find_example
+from lit_encoders.models.backbone import load_config
+from lit_encoders.models.skeleton import skeleton
 from lit_encoders.recipes import config_folder, lay_over, read_config, render, shipped
 
 Run = Callable[..., tuple[int, str, str]]
@@ -35,7 +42,30 @@ RUNS = {
     "clm_detour": ("modernbert_base", ["detour", "decay"]),
     "mlm_twin": ("modernbert_base", ["twin", "decay"]),
     "mlm": ("modernbert_base", ["stable", "decay"]),
-    "clm": ("gemma3_4b", ["clm"]),
+    "clm": ("smollm2_135m", ["stable", "decay"]),
+    "family_expert": ("gemma3_4b", ["clm"]),
+    "dense_cpt": ("gemma3_4b", ["clm"]),
+    "layer_freezing": ("gemma3_4b", ["clm"]),
+    "layer_range_l2sp": ("gemma3_4b", ["clm"]),
+    "freeze_low_in_detour": ("modernbert_base", ["detour", "decay"]),
+    "freeze_mid_in_detour": ("modernbert_base", ["detour", "decay"]),
+    "freeze_low_in_decay": ("modernbert_base", ["detour", "decay"]),
+}
+# Recipes that are another one with a callback more: which one, and the callback with what it is told.
+INTERVENTIONS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "layer_freezing": ("family_expert", "LayerFreezing", {"layers": "9:28"}),
+    "layer_range_l2sp": ("family_expert", "L2SP", {"strength": {"9:28": 0.05, "rest": 0.001}}),
+    "freeze_low_in_detour": ("clm_detour", "LayerFreezing", {"layers": "0:8", "phases": ["detour"]}),
+    "freeze_mid_in_detour": ("clm_detour", "LayerFreezing", {"layers": "8:15", "phases": ["detour"]}),
+    "freeze_low_in_decay": ("clm_detour", "LayerFreezing", {"layers": "0:8", "phases": ["decay"]}),
+}
+PLAIN = [name for name in RECIPES if name not in INTERVENTIONS]
+# Of recipes that freeze: the frozen layers, and the steps of a smoke run in which they are; it has 4, and 1 of decay.
+FROZEN = {
+    "layer_freezing": (range(9, 28), {1, 2, 3, 4}),
+    "freeze_low_in_detour": (range(8), {1, 2, 3, 4}),
+    "freeze_mid_in_detour": (range(8, 15), {1, 2, 3, 4}),
+    "freeze_low_in_decay": (range(8), {5}),
 }
 # The flag that sets the mask ratio that a recipe trains with; CLM has none, and validates with the module's.
 MASK_RATIO = {
@@ -44,6 +74,8 @@ MASK_RATIO = {
     "mlm_twin": "schedule.detour_mask_ratio",
     "mlm": "model.mask_ratio",
     "clm": "model.val_mask_ratio",
+    "family_expert": "model.val_mask_ratio",
+    "dense_cpt": "model.val_mask_ratio",
 }
 
 
@@ -157,13 +189,43 @@ def test_what_all_recipes_share(resolve: Resolve, name: str) -> None:
     assert settings["trainer"]["accelerator"] == "auto"
     assert settings["trainer"]["gradient_clip_val"] == 1.0
     assert settings["model"]["init_args"]["attention"] == "auto"
-    assert len(settings["trainer"]["callbacks"]) == len(load(config_folder() / "base.yaml")["trainer"]["callbacks"])
+    num_callbacks = len(load(config_folder() / "base.yaml")["trainer"]["callbacks"]) + (name in INTERVENTIONS)
+    assert len(settings["trainer"]["callbacks"]) == num_callbacks
+    tokens = 294_912 if RUNS[name][0] == "gemma3_4b" else 384 * 8192
+    assert settings["data"]["slots"] * settings["trainer"]["accumulate_grad_batches"] == tokens
 
 
-def test_tokens_per_step_are_the_papers(resolve: Resolve) -> None:
-    for name, tokens in (("clm_detour", 384 * 8192), ("mlm_twin", 384 * 8192), ("mlm", 384 * 8192), ("clm", 294_912)):
-        settings = resolve("--config", name)
-        assert settings["data"]["slots"] * settings["trainer"]["accumulate_grad_batches"] == tokens
+@pytest.mark.parametrize("name", INTERVENTIONS)
+def test_an_intervention_is_a_plain_recipe_and_one_callback(resolve: Resolve, name: str) -> None:
+    below, callback, told = INTERVENTIONS[name]
+    settings, plain = resolve("--config", name), resolve("--config", below)
+    last = settings["trainer"]["callbacks"].pop()
+    assert settings == plain
+    assert last["class_path"] == f"lit_encoders.callbacks.{callback}"
+    assert {key: last["init_args"][key] for key in told} == told
+    opening = shipped()[name].read_text().partition("model:")[0]
+    assert f"{below}" in opening, "the file says what it is built on"
+
+
+def test_dense_and_expert_differ_in_budget_peak_and_warmup(resolve: Resolve) -> None:
+    expert, dense = (leaves(resolve("--config", name)) for name in ("family_expert", "dense_cpt"))
+    differing = {path for path in dense if dense[path] != expert[path]}
+    assert {path[-1] for path in differing} == {"learning_rate", "tokens", "phases"}
+    assert (expert["model", "init_args", "learning_rate"], dense["model", "init_args", "learning_rate"]) == (2e-5, 5e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "steps", "warmup_steps"), [("family_expert", 16_955, 200), ("dense_cpt", 84_772, 500)]
+)
+def test_a_decoders_run_in_optimizer_steps(resolve: Resolve, name: str, steps: int, warmup_steps: int) -> None:
+    """The paper has 16,954 for an expert: the rest of the 5B tokens, a quarter of a step, gets a step too."""
+    schedule = resolve("--config", name)["schedule"]["init_args"]
+    (phase,) = resolve_phases(
+        [Phase(**phase) for phase in schedule["phases"]], tokens=float(schedule["tokens"]), slots_per_step=294_912
+    )
+    assert (phase.steps, phase.warmup_steps) == (steps, warmup_steps)
+    assert phase.factor(warmup_steps) == 1.0
+    assert phase.factor(steps - 1) < 1e-8
 
 
 def test_the_twin_differs_from_the_detour_in_the_objective_alone(resolve: Resolve) -> None:
@@ -175,10 +237,31 @@ def test_the_twin_differs_from_the_detour_in_the_objective_alone(resolve: Resolv
 # ---- running ---------------------------------------------------------------------------------------------------------
 
 
+WATCHED = """
+trainer:
+  callbacks+:
+    - class_path: lit_encoders.callbacks.WeightDrift
+      init_args: {every_n_steps: 1}
+"""
+
+
+def moves(path: Path) -> dict[int, set[str]]:
+    """Which layers and named parts moved in each step, from the distances in ``drift.csv``."""
+    with path.open(encoding="utf-8") as file:
+        rows = [row for row in csv.DictReader(file) if row["measure"] == "relative_l2"]
+    apart = {(int(row["step"]), row["range"]): row["value"] for row in rows}
+    return {
+        step: {label for at, label in apart if at == step and apart[step, label] != apart.get((step - 1, label), "0.0")}
+        for step, _ in apart
+    }
+
+
 @demo
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_recipe_runs_under_the_smoke_overlay(run: Run, name: str) -> None:
-    code, out, err = run("fit", "--config", name, "--config", "smoke")
+    Path("watched.yaml").write_text(WATCHED)
+    watched = ["--config", "watched.yaml"] if name in INTERVENTIONS else []
+    code, out, err = run("fit", "--config", name, "--config", "smoke", *watched)
     assert code == 0, err
     assert [path.name for path in Path("runs").iterdir()] == [name], "an overlay does not name the run"
     root, (card, phases) = Path("runs") / name, RUNS[name]
@@ -189,10 +272,35 @@ def test_every_recipe_runs_under_the_smoke_overlay(run: Run, name: str) -> None:
     assert [phase["name"] for phase in json.loads((root / "summary.json").read_text())["phases"]] == phases
     assert json.loads((root / "export" / "config.json").read_text())["model_type"] == backbone["model_type"]
     assert "Load:" in out
+    if name in INTERVENTIONS:
+        layers, steps = FROZEN.get(name, (range(0), set()))
+        frozen = {f"{number}:{number + 1}" for number in layers}
+        for step, moved in moves(root / "drift.csv").items():
+            everything = {*(f"{number}:{number + 1}" for number in range(backbone["num_hidden_layers"])), "embeddings"}
+            if step > 1:  # In a warm-up, the first step has a learning rate of 0.
+                assert moved >= everything - (frozen if step in steps else set())
+            assert not moved & (frozen if step in steps else set())
+
+
+def test_layer_range_l2sp_anchors_every_weight_once(resolve: Resolve) -> None:
+    """The embeddings, to which the decoder is tied, and the final norm as the first layers: with the rest."""
+    settings = resolve("--config", "layer_range_l2sp", "--config", "smoke")
+    stand_in = settings["stand_ins"][settings["model"]["init_args"]["backbone"]]
+    del stand_in["tokenizer"]
+    module = LightningModule()
+    module.model = skeleton(load_config(stand_in))
+    callback = L2SP(**settings["trainer"]["callbacks"][-1]["init_args"])
+    chosen = callback.choose(SimpleNamespace(callbacks=[callback]), module)  # type: ignore[arg-type]
+    assert set(chosen) == {name for name, _ in module.named_parameters()}
+    middle = re.compile(r"\.layers\.(9|1\d|2[0-7])\.")
+    assert set(callback.ranges["9:28"]) == {name for name in chosen if middle.search(name)}
+    assert set(callback.ranges["rest"]) == {name for name in chosen if not middle.search(name)}
+    assert any("norm" in name for name in callback.ranges["9:28"])
+    assert {"model.model.embed_tokens.weight", "model.model.norm.weight"} <= set(callback.ranges["rest"])
 
 
 @demo
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", PLAIN)
 def test_flags_set_budget_learning_rate_mask_ratio_and_model(run: Run, name: str) -> None:
     flags = ["--schedule.tokens=0.7K", "--model.learning_rate=3e-3", f"--{MASK_RATIO[name]}=0.25", "--model=minilm"]
     if name == "quickstart":
@@ -224,9 +332,10 @@ def test_the_printed_recipe_runs_in_another_folder(run: Run, tmp_path: Path, mon
 
 @demo
 def test_a_decoder_takes_the_place_of_another(run: Run) -> None:
-    code, _, err = run("fit", "--config", "clm", "--config", "smoke", "--model", "smollm2_135m")
+    """Of 30 layers, not 34: the recipe's range still lies within it."""
+    code, _, err = run("fit", "--config", "layer_freezing", "--config", "smoke", "--model", "smollm2_135m")
     assert code == 0, err
-    assert load(Path("runs/clm/config.yaml"))["model"]["init_args"]["backbone"]["model_type"] == "llama"
+    assert load(Path("runs/layer_freezing/config.yaml"))["model"]["init_args"]["backbone"]["model_type"] == "llama"
 
 
 # ---- models ----------------------------------------------------------------------------------------------------------
@@ -234,8 +343,6 @@ def test_a_decoder_takes_the_place_of_another(run: Run) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_every_model_has_a_stand_in_of_its_type_and_depth(name: str) -> None:
-    from lit_encoders.models.backbone import load_config
-
     stand_in = load(shipped()["smoke"])["stand_ins"][load(shipped()[name])["init_args"]["backbone"]]
     tokenizer = stand_in.pop("tokenizer")
     assert tokenizer == "example:minilm"

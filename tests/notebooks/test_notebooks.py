@@ -41,6 +41,42 @@ TINY: dict[str, list[dict[str, Any]]] = {
             "RUN_DIR": "runs/tiny",
         }
     ],
+    "03_callbacks_in_your_project": [
+        {
+            "FIRST": "0:1",
+            "MIDDLE": "1:2",
+            "LAST": "2:3",
+            "STEPS": 8,
+            "BATCH_SIZE": 4,
+            "MAX_LENGTH": 32,
+            "LEARNING_RATE": 1e-3,
+            "RUN_DIR": "runs/tiny",
+        }
+    ],
+    "04_layer_aware_alignment": [
+        {
+            "FAMILIES": {"one": r"\bw1\b", "two": r"\bw2\b"},
+            "HELD_OUT": 8,
+            "FIRST": "0:1",
+            "MIDDLE": "1:2",
+            "LAST": "2:3",
+            "HEAD_WARMUP_STEPS": head_warmup_steps,
+            "STEPS": 4,
+            "SLOTS": 128,
+            "SEQUENCE_LENGTH": 64,
+            "LEARNING_RATE": 1e-3,
+            "RUN_DIR": "runs/tiny",
+        }
+        for head_warmup_steps in (0, 2)
+    ],
+}
+# The models that a notebook leaves in its run folder, where it is not `export` alone.
+EXPORTS = {
+    "03_callbacks_in_your_project": ["export", "reversion/export-reverted"],
+    "04_layer_aware_alignment": [
+        *("dense/export", "expert-one/export", "freezing-one/export", "l2sp-one/export"),
+        *("dense-reverted", "expert-reverted-two", "soup", "between/alpha-0.5"),
+    ],
 }
 
 # Folders of the machine that a notebook was run on.
@@ -82,7 +118,7 @@ def runs() -> list[Any]:
 
 
 @pytest.mark.parametrize(("path", "number"), runs())
-def test_a_notebook_runs_and_its_export_loads(
+def test_a_notebook_runs_and_its_exports_load(
     path: Path, number: int, bert_folder: Path, text_file: Path, tmp_path: Path
 ) -> None:
     from transformers import AutoModelForMaskedLM
@@ -93,7 +129,8 @@ def test_a_notebook_runs_and_its_export_loads(
     assert assigned_names(cell.source) == set(parameters)
     cell.source = "\n".join(f"{name} = {value!r}" for name, value in parameters.items())
     run(notebook, tmp_path)
-    AutoModelForMaskedLM.from_pretrained(tmp_path / parameters["RUN_DIR"] / "export")
+    for export in EXPORTS.get(path.stem, ["export"]):
+        AutoModelForMaskedLM.from_pretrained(tmp_path / parameters["RUN_DIR"] / export)
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
