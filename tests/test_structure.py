@@ -55,7 +55,7 @@ def test_every_room_is_packaged() -> None:
 
 
 def test_nothing_is_named_utils_and_tests_have_no_package() -> None:
-    names = {path.stem for path in REPOSITORY.rglob("*.py") if ".venv" not in path.parts}
+    names = {path.stem for path in REPOSITORY.rglob("*.py") if "site-packages" not in path.parts}
     assert not {name for name in names if "util" in name or "helper" in name}
     assert not list((REPOSITORY / "tests").rglob("__init__.py"))
 

@@ -81,5 +81,6 @@ def test_a_head_that_rests_is_bit_equal_after_it(results: dict[str, Any], strate
         assert torch.equal(before[kind][mlm], after[kind][mlm])
     assert not torch.equal(after["weights"][clm], after["weights"][mlm])
     assert clm in after["moments"]
-    assert clm not in before["moments"]
+    # Nothing was stepped yet; a sharded checkpoint needs a state all the same.
+    assert not before["moments"].get(clm, torch.zeros(1)).any()
     assert torch.equal(results[f"{strategy}-rank0"]["state"][clm.removeprefix("backbone.")], after["weights"][clm])
