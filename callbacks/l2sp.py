@@ -131,6 +131,8 @@ class L2SP(AnchoredCallback):
         for text, value in by_range.items():
             if text != REST:
                 LayerRange(text)
+            if not isinstance(value, int | float):
+                raise TypeError(f"L2SP.strength must be a number, got {value!r} for {text!r}")
             if not value >= 0:
                 raise ValueError(f"L2SP.strength must be at least 0, got {value} for {text!r}")
         for key, given, kind in (("form", form, Form), ("mode", mode, Mode)):

@@ -6,7 +6,8 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from importlib import import_module
@@ -104,7 +105,7 @@ def overview() -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; return its exit code: 0, or 2 for a mistake of the user's, said in one line."""
+    """Run a command; return its exit code: 0, 2 for a mistake of the user's, said in one line, 130 after Ctrl-C."""
     # Before torch is imported: threads that spin at barriers make a step 70 times slower beside another process.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     arguments = list(sys.argv[1:] if argv is None else argv)
@@ -126,6 +127,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print(f"lit-encoders: error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        if debug:
+            raise
+        print("lit-encoders: interrupted", file=sys.stderr)
+        return 130
     return 0
 
 
@@ -149,6 +155,21 @@ def verb_parser(name: str, verb: Verb, function: Callable[..., str]) -> Argument
     return parser
 
 
+def join_negatives(arguments: Sequence[str]) -> list[str]:
+    """Join an option and a value that begins like a negative number, which would be taken for an option of its own.
+
+    >>> join_negatives(["--layers", "-6:", "--output", "o"])
+    ['--layers=-6:', '--output', 'o']
+    """
+    joined: list[str] = []
+    for argument in arguments:
+        if joined and re.match(r"-\d", argument) and joined[-1].startswith("--") and "=" not in joined[-1]:
+            joined[-1] += f"={argument}"
+        else:
+            joined.append(argument)
+    return joined
+
+
 def parameter_texts(function: Callable[..., Any]) -> dict[str, str]:
     """What a docstring says of each parameter, in one line."""
     texts = re.findall(r"^ {8}(\w+): (.*(?:\n {12,}.*)*)", function.__doc__ or "", re.MULTILINE)
@@ -168,14 +189,24 @@ def _run(name: str, arguments: list[str]) -> None:
     _run_function(name, FUNCTION_VERBS[name], arguments)
 
 
-def _run_function(name: str, verb: Verb, arguments: list[str]) -> None:
+@contextmanager
+def _trainers_quiet() -> Iterator[None]:
+    """Hold back what a trainer has to say of itself: it is no part of a verb's answer."""
     quieten()
-    # What a trainer has to say of itself is no part of a verb's answer.
-    logging.getLogger("lightning.pytorch.utilities.rank_zero").setLevel(logging.WARNING)
-    with in_one_line():
+    logger = logging.getLogger("lightning.pytorch.utilities.rank_zero")
+    level = logger.level
+    logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def _run_function(name: str, verb: Verb, arguments: list[str]) -> None:
+    with _trainers_quiet(), in_one_line():
         module, _, function_name = verb.function.partition(":")
         function = getattr(import_module(module), function_name)
-        given = verb_parser(name, verb, function).parse_args(arguments).as_dict()
+        given = verb_parser(name, verb, function).parse_args(join_negatives(arguments)).as_dict()
         for parameter, option in verb.renamed.items():
             given[parameter] = given.pop(option)
         text = function(**given)

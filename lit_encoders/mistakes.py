@@ -63,7 +63,7 @@ def one_line(message: str) -> str:
             value = found[2] if value is None else value
         elif not _STRUCTURE.match(text):
             rest = message[message.index(text) :] if not keys else text
-            own = re.split(r"\n\s*- Expected |\n\s*Given value", rest)[0]
+            own = re.split(r"\n\s*- (?:Expected|Not a valid) |\n\s*Given value", rest)[0]
             own = re.sub(r"\s+", " ", own)
             return own if " must " in own or not keys else f"{'.'.join(keys)}: {own}"
     if not rules:

@@ -148,6 +148,11 @@ def alpha_sweep_verb(
     start = open_weights(base, "base")
     ranges = LayerRange(layers).texts
     LayerRange(layers).names(start.layer_map)
+    trained = open_weights(tuned, "tuned")
+    if trained.architecture.endswith("Model") and not trained.architecture.endswith("LMHeadModel"):
+        raise ValueError(
+            f"tuned must have an LM head to measure losses with, got a {trained.architecture} in '{tuned}'"
+        )
     module = LitEncoder(tuned)
     if module.mask_vocabulary is None:
         module = LitEncoder(tuned, objective="clm")
@@ -155,7 +160,12 @@ def alpha_sweep_verb(
     length = sequence_length or min(512, module.max_positions or 512)
     data = TextDataModule(first, val=dict(val), sequence_length=length, slots=max(slots, length))
     limits = {} if packs is None else {"limit_val_batches": packs}
-    points = alpha_sweep(module, start, ranges, alphas, data, **limits)
+    try:
+        points = alpha_sweep(module, start, ranges, alphas, data, **limits)
+    except ValueError as error:
+        # The first of the texts stands for training data, which are not read.
+        named = str(error).replace("data.train", f"val.{next(iter(val))}").replace("data.val.", "val.")
+        raise ValueError(named) from error
     with new_folder(output) as folder:
         write_points(folder / "alpha_sweep.csv", points)
         sweep_figure(points, module.objective).savefig(folder / "alpha_sweep.png", dpi=150, bbox_inches="tight")

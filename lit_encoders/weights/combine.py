@@ -279,6 +279,9 @@ def new_folder(output: Path) -> Iterator[Path]:
         beside.chmod(0o777 & ~_umask())
         yield beside
         os.rename(beside, output)
+    except OSError as error:
+        shutil.rmtree(beside, ignore_errors=True)
+        raise ValueError(f"output must have room and be writable, got '{output}' ({error.strerror})") from error
     except BaseException:
         shutil.rmtree(beside, ignore_errors=True)
         raise

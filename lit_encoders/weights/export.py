@@ -261,4 +261,6 @@ def load_lines(folder: Path) -> str:
     settings = json.loads((folder / "config.json").read_text())
     causal = any("Causal" in name or "LMHead" in name for name in settings.get("architectures") or [])
     kind = "AutoModelForCausalLM" if causal else "AutoModelForMaskedLM"
+    if any(name.endswith("Model") and not causal for name in settings.get("architectures") or []):
+        kind = "AutoModel"  # An encoder without an LM head.
     return f'Export: {folder}\nLoad:   transformers.{kind}.from_pretrained("{folder}")'
