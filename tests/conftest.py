@@ -83,6 +83,11 @@ def tokenizer() -> Any:
 
 
 @pytest.fixture(scope="session")
+def make_tokenizer() -> Any:
+    return word_tokenizer
+
+
+@pytest.fixture(scope="session")
 def bert_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A saved tiny BERT with its MLM head and tokenizer."""
     import torch

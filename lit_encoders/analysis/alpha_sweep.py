@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
+from lit_encoders.analysis.open_module import open_module
 from lit_encoders.data.datamodule import TextDataModule
 from lit_encoders.models.layer_range import LayerRange
 from lit_encoders.modules.lit_encoder import LitEncoder
@@ -153,9 +154,7 @@ def alpha_sweep_verb(
         raise ValueError(
             f"tuned must have an LM head to measure losses with, got a {trained.architecture} in '{tuned}'"
         )
-    module = LitEncoder(tuned)
-    if module.mask_vocabulary is None:
-        module = LitEncoder(tuned, objective="clm")
+    module = open_module(tuned)
     first = next(iter(val.values()))
     length = sequence_length or min(512, module.max_positions or 512)
     data = TextDataModule(first, val=dict(val), sequence_length=length, slots=max(slots, length))

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from lit_encoders.analysis.open_module import open_module
 from lit_encoders.data.datamodule import TextDataModule
 from lit_encoders.models.attention import PackLayout
 from lit_encoders.models.prune import Sizes, Statistics, check_sizes, prune, watch
@@ -95,7 +96,7 @@ def prune_verb(
         raise ValueError("prune needs at least one of layers, heads, mlp and hidden, got none")
     if output.exists():
         raise ValueError(f"output must be a folder that does not exist yet, got '{output}'")
-    module = LitEncoder(model) if _has_mask(model) else LitEncoder(model, objective="clm")
+    module = open_module(model)
     module.configure_model()
     assert module.backbone is not None
     large: Any = module.backbone.model
@@ -129,10 +130,6 @@ def prune_verb(
         module.tokenizer.save_pretrained(folder)
         (folder / "recipe.json").write_text(json.dumps(recipe, indent=2) + "\n", encoding="utf-8")
     return f"{line}\n{load_lines(output)}"
-
-
-def _has_mask(model: str) -> bool:
-    return LitEncoder(model, objective="clm").mask_vocabulary is not None
 
 
 def _no_statistics(model: Any) -> Statistics:

@@ -44,7 +44,7 @@ class StreamDealer:
 
     def members(self, pack: Pack | PackedBatch) -> IntArray:
         """The stream of each piece of a pack, by number, (N,): a function of the plan, the seed and the epoch."""
-        shares = [stream.share for stream in self.streams]
+        shares = tuple(stream.share for stream in self.streams)
         if self.shares_of == "tokens":
             of_pack = np.array([single_key(self.seed, Purpose.STREAM, *pack.here)], dtype=np.uint64)
             return streams_by_tokens(pack.lengths, shares, float(uniform(of_pack)[0]))

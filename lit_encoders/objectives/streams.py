@@ -11,6 +11,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cache
 from typing import Literal
 
 import numpy as np
@@ -89,18 +90,22 @@ def check_documents(streams: Sequence[MaskStream], documents: float) -> None:
             )
 
 
-def stream_pattern(shares: Sequence[float]) -> IntArray:
+@cache
+def stream_pattern(shares: tuple[float, ...]) -> IntArray:
     """Deal out streams as evenly as whole numbers allow: one period of the endless pattern, (P,).
 
     At each place comes the stream that is furthest behind its share, the first of equals.
 
     Args:
-        shares: of each stream; they sum to 1, and are read as fractions of at most 1,000.
+        shares: of each stream; they sum to 1, and are read as fractions of at most 1,000, or in thousandths where the
+            pattern of those would be longer than 10,000.
 
-    >>> stream_pattern([0.8, 0.2]).tolist()
+    >>> stream_pattern((0.8, 0.2)).tolist()
     [0, 0, 1, 0, 0]
     """
     exact = [Fraction(share).limit_denominator(1000) for share in shares]
+    if math.lcm(*(share.denominator for share in exact)) > 10_000:
+        exact = [Fraction(max(1, round(1000 * share)), 1000) for share in shares]
     exact[0] += 1 - sum(exact)
     period = math.lcm(*(share.denominator for share in exact))
     pattern, behind = [], [Fraction(0)] * len(exact)

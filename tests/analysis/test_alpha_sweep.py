@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -82,6 +83,22 @@ def test_the_verb_writes_a_table_and_a_picture(
         rows = list(csv.DictReader(file))
     assert {(row["layers"], row["alpha"]) for row in rows} == {(r, a) for r in ("0:1", "1:3") for a in ("0.0", "1.0")}
     assert (output / "alpha_sweep.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_decoder_without_a_mask_token_is_measured_by_clm(
+    make_tokenizer: Any, text_file: Path, tmp_path: Path
+) -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    sizes = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 64, "vocab_size": 95}
+    folder = tmp_path / "gpt2"
+    GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=2, eos_token_id=3)).save_pretrained(folder)
+    make_tokenizer(mask_token=None).save_pretrained(folder)
+    models = [f"--base={folder}", f"--tuned={folder}", f"--output={tmp_path / 'sweep'}"]
+    assert main(["alpha-sweep", *models, "--layers=0:1", f"--val.a={text_file}", "--alpha=0", "--packs=1"]) == 0
+    text = (tmp_path / "sweep" / "alpha_sweep.csv").read_text()
+    assert "a/clm_loss" in text
+    assert "mlm" not in text
 
 
 @pytest.mark.parametrize(

@@ -98,13 +98,6 @@ class Shapes(LightningModule):
             assert self.head.grad is not None
 
 
-class Resumable(LitMLM):
-    """Under FSDP2 the weights are loaded before, and not part of what a module gets to see."""
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        super().on_load_checkpoint({"state_dict": self.state_dict(), **checkpoint})
-
-
 def main(folder: str, text: str, output: str, strategy: str) -> None:
     devices = 1 if strategy == "auto" else 2
     root = Path(output) / strategy
@@ -120,7 +113,7 @@ def main(folder: str, text: str, output: str, strategy: str) -> None:
         )  # fmt: skip
 
     def fit(scenario: str, *callbacks: Callback, ckpt: Path | None = None, **settings: Any) -> tuple[Trainer, Any]:
-        module = Resumable(folder, learning_rate=1e-2, weight_decay=0.1, dtype="float64")
+        module = LitMLM(folder, learning_rate=1e-2, weight_decay=0.1, dtype="float64")
         data = TextDataModule(text, sequence_length=48, slots=96, val_share=0.2)
         steps = Steps()
         trainer = trainer_of(scenario, steps, *callbacks, **settings)
