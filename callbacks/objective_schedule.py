@@ -275,6 +275,12 @@ class ObjectiveSchedule(Callback):
             )
         if any(phase.phase.objective == "mlm" for phase in self.resolved) and hasattr(pl_module, "check_mlm"):
             pl_module.check_mlm()  # type: ignore[operator]
+        named = next((phase for phase in self.resolved if phase.phase.mask_ratio is not None), None)
+        if named is not None and getattr(pl_module, "streams", None):
+            raise ValueError(
+                f"schedule: phase {named.name!r} must have no mask ratio where model.streams have theirs (of a detour: "
+                f"schedule.decay_mask_ratio null), got {named.phase.mask_ratio}"
+            )
         self._own_mask_ratio = getattr(pl_module, "mask_ratio", None)
         self._claim_max_steps(trainer)
         self._check_max_epochs(trainer)
@@ -407,7 +413,7 @@ class CLMDetour(ObjectiveSchedule):
         steps: the detour's budget n in optimizer steps; the decay comes on top of it; or
         tokens: in slots.
         decay_share: length of the decay as a share of n, in [0, 1).
-        decay_mask_ratio: mask ratio of the decay, in (0, 1].
+        decay_mask_ratio: mask ratio of the decay, in (0, 1]; None keeps the module's, as one with ``streams`` needs.
         final_share: share of the peak at the decay's end.
         warmup_steps: of the detour; None with a budget in steps is a hundredth of it.
         warmup_tokens: the same in slots; None with a budget in tokens is 100M, or a hundredth of a budget below 10B.
@@ -423,7 +429,7 @@ class CLMDetour(ObjectiveSchedule):
         steps: int | None = None,
         tokens: Tokens | None = None,
         decay_share: float = 0.1,
-        decay_mask_ratio: float = 0.15,
+        decay_mask_ratio: float | None = 0.15,
         final_share: float = 0.1,
         warmup_steps: int | None = None,
         warmup_tokens: Tokens | None = None,
