@@ -6,6 +6,8 @@ import os
 
 # Before torch is imported: threads that spin at barriers make a step 70 times slower beside another process.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# Tests run on two processors side by side; tiny models gain nothing from more threads.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 from collections.abc import Callable
