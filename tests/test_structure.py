@@ -21,8 +21,11 @@ MAY_IMPORT = {
     # `data` for the names of examples that stand for a model; `plots` is one file, for whoever has numbers to show.
     "weights": {"models", "data", "plots"},
     "analysis": {"objectives", "models", "data", "optim", "modules", "weights", "plots"},
-    "callbacks": {"objectives", "models", "data", "optim", "modules", "weights", "analysis", "plots"},
-    "studies": {"objectives", "models", "data", "optim", "modules", "weights", "analysis", "callbacks", "plots"},
+    "evaluation": {"models", "data", "modules"},
+    "callbacks": {"objectives", "models", "data", "optim", "modules", "weights", "analysis", "evaluation", "plots"},
+    "studies": {
+        *("objectives", "models", "data", "optim", "modules", "weights", "analysis", "evaluation", "callbacks", "plots")
+    },
 }
 
 

@@ -10,6 +10,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lit_encoders.data.ontology import read_obo_terms
+
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
@@ -27,12 +29,7 @@ _TAG = re.compile(r"<[^>]*>")
 
 def read_obo_definitions(path: Path) -> Iterator[str]:
     """Yield the definition of every term of an OBO ontology that is in use, in file order."""
-    stanza = re.compile(r"^\[Term\]$(.*?)(?=^\[|\Z)", re.MULTILINE | re.DOTALL)
-    definition = re.compile(r'^def: "((?:[^"\\]|\\.)*)"', re.MULTILINE)
-    for term in stanza.finditer(path.read_text(encoding="utf-8")):
-        found = definition.search(term[1])
-        if found and "\nis_obsolete: true" not in term[1]:
-            yield re.sub(r"\\(.)", r"\1", found[1])
+    return (term.definition for term in read_obo_terms(path) if term.definition)
 
 
 def read_go_definitions(path: Path) -> Iterator[str]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, Literal
 
+from lit_encoders.modules.lit_mlm import LitMLM
 from lit_encoders.studies.alignment_report import write_report
 from lit_encoders.studies.alignment_table import ROWS, Family, ModelLosses
 from lit_encoders.studies.parallel_text import Pieces, help_pages, read_pieces, split_text, write_pieces
@@ -217,13 +218,13 @@ class _Study:
     ) -> None:
         settings = self.settings
         write_pieces(text, folder / "train.jsonl")
-        is_base = backbone == settings.base
+        peak = settings.base_learning_rate if backbone == settings.base else settings.learning_rate
         train(
-            backbone,
+            LitMLM(backbone, learning_rate=peak, seed=seed),
+            folder / "train.jsonl",
             folder,
             phases,
             callbacks,
-            learning_rate=settings.base_learning_rate if is_base else settings.learning_rate,
             piece_tokens=settings.piece_tokens,
             slots=settings.slots,
             seed=seed,

@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 from lit_encoders.studies.alignment_table import Cell, Column, Family, ModelLosses, base_losses, study_cells
 from lit_encoders.studies.results import write_json, write_text
-from lit_encoders.studies.statistics import Interval
+from lit_encoders.studies.tables import markdown, plain_interval, show_difference
 
 HOW = """\
 The base is the encoder with its MLM head warmed up, then trained a little on the general language, so that there is
@@ -49,28 +49,6 @@ def verdict(cells: Sequence[Cell]) -> str:
     return f"{count} of {len(cells)} cells differ from the base by more than their interval (marked *)."
 
 
-def show(interval: Interval) -> str:
-    """A difference with its interval; a star where the interval leaves out 0.
-
-    >>> show(Interval(-0.5, 0.25, 3)), show(Interval(0.1, 0.25, 3)), show(Interval(1.0, float("inf"), 1))
-    ('-0.500 ± 0.250 *', '+0.100 ± 0.250', '+1.000 (one seed)')
-    """
-    if math.isinf(interval.half_width):
-        return f"{interval.mean:+.3f} (one seed)"
-    return f"{interval.mean:+.3f} ± {interval.half_width:.3f}" + (" *" if interval.differs else "")
-
-
-def markdown(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table, its columns aligned for readers of plain text."""
-    widths = [max(len(row[place]) for row in [heads, *rows]) for place in range(len(heads))]
-
-    def line(cells: Sequence[str]) -> str:
-        return "| " + " | ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)) + " |"
-
-    rule = "|" + "|".join("-" * (width + 1) + ("-" if place == 0 else ":") for place, width in enumerate(widths)) + "|"
-    return "\n".join([line(heads), rule, *(line(row) for row in rows)])
-
-
 def heads(families: Sequence[Family], general: str) -> list[str]:
     """Column heads, with their languages.
 
@@ -88,7 +66,7 @@ def heads(families: Sequence[Family], general: str) -> list[str]:
 def table(cells: Sequence[Cell], column_heads: Sequence[str], base: Mapping[Column, float] | None = None) -> str:
     """Cells as a table; with the base's losses on top where they are the reference."""
     titles = list(dict.fromkeys((cell.row, cell.reference) for cell in cells))
-    by_place = {(cell.row, cell.column): show(cell.interval) for cell in cells}
+    by_place = {(cell.row, cell.column): show_difference(cell.interval) for cell in cells}
     rows = [["base (loss)", *(f"{base[column]:.3f}" for column in get_args(Column))]] if base else []
     for title, reference in titles:
         name = title if base else f"{title} - {reference}"
@@ -113,16 +91,7 @@ def as_csv(cells: Sequence[Cell], base: Mapping[Column, float]) -> str:
 
 def as_plain(cell: Cell) -> dict[str, Any]:
     """A cell for JSON, which has no infinity."""
-    interval = cell.interval
-    return {
-        "row": cell.row,
-        "column": cell.column,
-        "reference": cell.reference,
-        "mean": interval.mean,
-        "half_width": None if math.isinf(interval.half_width) else interval.half_width,
-        "seeds": interval.num_values,
-        "differs": interval.differs,
-    }
+    return {"row": cell.row, "column": cell.column, "reference": cell.reference, **plain_interval(cell.interval)}
 
 
 def report(

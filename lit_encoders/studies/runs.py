@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from lightning.pytorch import Callback, Trainer
 
     from lit_encoders.callbacks import Phase
+    from lit_encoders.modules.lit_encoder import LitEncoder
 
 
 # Tokens measured at once; losses do not depend on it, and each batch costs one cast of all weights to bfloat16.
@@ -22,40 +23,43 @@ MEASURED_SLOTS = 2048
 
 
 def train(
-    backbone: str,
+    module: LitEncoder,
+    text: Path,
     folder: Path,
     phases: Sequence[Phase],
     callbacks: Sequence[Callback],
     *,
-    learning_rate: float,
     piece_tokens: int,
     slots: int,
     seed: int,
     cache: Path,
+    milestones: Sequence[float] = (),
 ) -> None:
-    """Train on ``folder/train.jsonl`` and write ``folder/export``.
+    """Train a module and write ``folder/export``, or one export for each milestone.
 
     Args:
-        backbone: folder of a model, or ``example:NAME``.
+        module: what to train.
+        text: file of documents.
         folder: of the run.
         phases: of its schedule.
         callbacks: besides the schedule.
-        learning_rate: peak.
         piece_tokens: longest document, special tokens included.
         slots: tokens of a step.
-        seed: of the order of documents, masks and dropout.
+        seed: of the order of documents.
         cache: folder of tokenised text.
+        milestones: numbers of real tokens, each of which leaves ``folder/export/tokens-N``; without them the end does.
     """
     from lit_encoders.callbacks import HFExport, ObjectiveSchedule
     from lit_encoders.data.datamodule import TextDataModule
 
-    text = str(folder / "train.jsonl")
-    module = LitMLM(backbone, learning_rate=learning_rate, seed=seed)
     # Nothing is validated on the way; without a set of its own, some of the training text would be held out.
-    data = TextDataModule(text, val=text, sequence_length=piece_tokens, slots=slots, seed=seed, cache_dir=cache)
+    data = TextDataModule(
+        str(text), val=str(text), sequence_length=piece_tokens, slots=slots, seed=seed, cache_dir=cache
+    )
     schedule = ObjectiveSchedule(list(phases), keep_checkpoints=False)
+    export = HFExport(at_tokens=list(milestones), at_end=not milestones)
     with quiet():
-        trainer = _trainer(folder, limit_val_batches=0, callbacks=[schedule, *callbacks, HFExport()])
+        trainer = _trainer(folder, limit_val_batches=0, callbacks=[schedule, *callbacks, export])
         trainer.fit(module, data)
 
 

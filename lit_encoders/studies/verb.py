@@ -20,7 +20,14 @@ def _alignment(output: Path, fast: bool, jobs: int, keep_models: bool, command: 
     return run_alignment(output, settings, jobs=jobs, keep_models=keep_models, command=command, say=_say)
 
 
-STUDIES: dict[str, Study] = {"alignment": _alignment}
+def _mask_ratio(output: Path, fast: bool, jobs: int, keep_models: bool, command: str) -> str:
+    from lit_encoders.studies.mask_ratio import MaskRatioSettings, run_mask_ratio, shortened
+
+    settings = shortened(MaskRatioSettings()) if fast else MaskRatioSettings()
+    return run_mask_ratio(output, settings, jobs=jobs, keep_models=keep_models, command=command, say=_say)
+
+
+STUDIES: dict[str, Study] = {"alignment": _alignment, "mask-ratio": _mask_ratio}
 
 
 def study_verb(
@@ -33,7 +40,7 @@ def study_verb(
     """Run several runs and make one table of them; called again, go on with what is left.
 
     Args:
-        name: of the study, such as alignment.
+        name: of the study, alignment or mask-ratio.
         output: folder, new or of the same study; runs/study-NAME if not given.
         fast: a few steps of everything in a minute, to see that it runs; its numbers mean nothing.
         jobs: runs at once, each on one processor and in 1 GB of memory; as many as there are processors, at most 8, if

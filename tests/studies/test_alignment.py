@@ -22,7 +22,7 @@ from lit_encoders.studies.alignment import (
     shortened,
     trained_runs,
 )
-from lit_encoders.studies.alignment_report import as_csv, as_plain, show, table, verdict
+from lit_encoders.studies.alignment_report import as_csv, as_plain, table, verdict
 from lit_encoders.studies.alignment_table import (
     ROWS,
     Family,
@@ -33,6 +33,7 @@ from lit_encoders.studies.alignment_table import (
     study_cells,
 )
 from lit_encoders.studies.statistics import Interval, t_interval
+from lit_encoders.studies.tables import show_difference
 from lit_encoders.studies.verb import study_verb
 
 FAMILIES = (Family("a", ("a1", "a2"), ("a3",)), Family("b", ("b1",), ("b2", "b3")))
@@ -115,7 +116,7 @@ def test_tables_show_every_cell() -> None:
 
 def test_one_seed_has_no_interval_in_any_file() -> None:
     (cell, *_), _ = study_cells(FAMILIES, "g", BASE, {0: made_up_losses(0.5)})
-    assert show(cell.interval) == "+0.500 (one seed)"
+    assert show_difference(cell.interval) == "+0.500 (one seed)"
     assert math.isinf(cell.interval.half_width)
     assert as_plain(cell)["half_width"] is None
     rows = list(csv.DictReader(as_csv([cell], base_losses(BASE, FAMILIES, "g")).splitlines()))
@@ -154,7 +155,7 @@ def test_languages_get_equal_numbers_of_tokens() -> None:
 
 
 def test_unknown_study_is_an_error_with_the_nearest() -> None:
-    with pytest.raises(ValueError, match=r"^study must be one of alignment, got 'alignmnt'; alignment\?$"):
+    with pytest.raises(ValueError, match=r"^study must be one of alignment, mask-ratio, got 'alignmnt'; alignment\?$"):
         study_verb("alignmnt")
 
 
