@@ -69,6 +69,24 @@ TINY: dict[str, list[dict[str, Any]]] = {
         }
         for head_warmup_steps in (0, 2)
     ],
+    "05_mixed_ratios_and_kd": [
+        {
+            "LOW": 0.1,
+            "HIGH": 0.5,
+            "VAL_SHARE": 0.1,
+            "VAL_BATCHES": 1,
+            "SLOTS": 192,
+            "SEQUENCE_LENGTH": 64,
+            "HEAD_WARMUP_STEPS": head_warmup_steps,
+            "TEACHER_STEPS": 4,
+            "STUDENT_LAYERS": 2,
+            "STUDENT_STEPS": 3,
+            "CALIBRATION_TOKENS": 200,
+            "LEARNING_RATE": 1e-3,
+            "RUN_DIR": "runs/tiny",
+        }
+        for head_warmup_steps in (0, 2)
+    ],
 }
 # The models that a notebook leaves in its run folder, where it is not `export` alone.
 EXPORTS = {
@@ -77,6 +95,7 @@ EXPORTS = {
         *("dense/export", "expert-one/export", "freezing-one/export", "l2sp-one/export"),
         *("dense-reverted", "expert-reverted-two", "soup", "between/alpha-0.5"),
     ],
+    "05_mixed_ratios_and_kd": ["teacher/export", "student", "without/export", "distilled-low", "distilled-high"],
 }
 
 # Folders of the machine that a notebook was run on.
