@@ -20,7 +20,7 @@ class Term:
 
     Attributes:
         id: such as HP:0000118.
-        name: of the term.
+        name: of the term; "" where it has none.
         definition: one or a few sentences; "" where it has none.
         synonyms: other names that mean exactly the same.
         parents: ids of the terms above it.
@@ -44,10 +44,11 @@ def read_obo_terms(path: Path) -> Iterator[Term]:
         definition = _DEFINITION.search(stanza[1])
         yield Term(
             lines["id"][0],
-            lines["name"][0],
+            _unescaped("".join(lines["name"][:1])),
             _unescaped(definition[1]) if definition else "",
             tuple(_unescaped(synonym) for synonym in _SYNONYM.findall(stanza[1])),
-            tuple(lines["is_a"]),
+            # A modifier in braces may follow.
+            tuple(parent.partition(" ")[0] for parent in lines["is_a"]),
         )
 
 
@@ -64,7 +65,7 @@ def branches(terms: Iterable[Term], root: str) -> dict[str, frozenset[str]]:
     def above(name: str) -> frozenset[str]:
         if name not in found:
             over = parents.get(name, ())
-            found[name] = frozenset([name]) if root in over else frozenset().union(*map(above, over))
+            found[name] = frozenset([name] if root in over else []).union(*map(above, over))
         return found[name]
 
     return {name: above(name) for name in parents}

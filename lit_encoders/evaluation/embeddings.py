@@ -70,7 +70,10 @@ def embed(
         raise ValueError(f"sequence_length must be at most the model's {module.max_positions}, got {sequence_length}")
     around = affixes(module.tokenizer)
     content = sequence_length - len(around.prefix) - len(around.suffix)
-    if content < 1 or slots < sequence_length:
+    if content < 1:
+        special = sequence_length - content
+        raise ValueError(f"sequence_length must be above a text's {special} special tokens, got {sequence_length}")
+    if slots < sequence_length:
         raise ValueError(f"slots must hold a text of sequence_length ({sequence_length}), got {slots}")
     encoded = encode(list(texts), module.tokenizer, num_ids(module.tokenizer))
     rows = [[*around.prefix, *ids[:content], *around.suffix] for ids in encoded]

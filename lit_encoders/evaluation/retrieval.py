@@ -9,6 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+# A matrix product rounds the cosine of one and the same document differently, by the place that it stands in.
+_ROUNDING = 1e-12
+
 
 def ranks(queries: Tensor, documents: Tensor, relevant: Tensor, block: int = 1024) -> Tensor:
     """The place of each query's document among all of them by cosine, from 1; of equals the wanted one comes last.
@@ -31,7 +34,8 @@ def ranks(queries: Tensor, documents: Tensor, relevant: Tensor, block: int = 102
     for start in range(0, len(queries), block):
         scores = normalize(queries[start : start + block].double(), dim=1) @ documents.T
         wanted = scores.gather(1, relevant[start : start + block, None])
-        found.append((scores >= wanted).sum(1))
+        # What is no number is no better than the rest.
+        found.append((~(scores < wanted - _ROUNDING)).sum(1))
     return torch.cat(found)
 
 

@@ -326,8 +326,9 @@ def run_mask_ratio(
     """
     if jobs < 1:
         raise ValueError(f"jobs must be at least 1, got {jobs}")
-    if list(settings.milestones) != sorted(set(settings.milestones)):
-        raise ValueError(f"milestones must rise, got {list(settings.milestones)}")
+    milestones = list(settings.milestones)
+    if len(milestones) < 2 or milestones[0] <= 0 or milestones != sorted(set(milestones)):
+        raise ValueError(f"milestones must rise from above 0, and be at least two, got {milestones}")
     facts = {**asdict(settings), "precision": precision(), "versions": versions()}
     claim_folder(output, facts)
     study = _Study(output, settings)

@@ -169,16 +169,16 @@ def picture(
     return curves(panels, "tokens", "held-out terms")
 
 
-def as_csv(milestones: Sequence[float], references: Mapping[str, Measured], runs: Runs) -> str:
+def as_csv(milestones: Sequence[float], seeds: Sequence[int], references: Mapping[str, Measured], runs: Runs) -> str:
     """A line for each figure that was measured."""
     text = io.StringIO()
     lines = csv.writer(text, lineterminator="\n")
     lines.writerow(["row", "seed", "tokens", "task", "value"])
     lines.writerows([name, "", "", task, measured[task]] for name, measured in references.items() for task in TASKS)
     lines.writerows(
-        [row, place, tokens, task, measured[task]]
-        for row, seeds in runs.items()
-        for place, found in enumerate(seeds)
+        [row, seed, tokens, task, measured[task]]
+        for row, every in runs.items()
+        for seed, found in zip(seeds, every, strict=True)
         for tokens, measured in zip(milestones, found, strict=True)
         for task in TASKS
     )
@@ -257,7 +257,7 @@ def write_report(
     """
     short, whole = report(milestones, references, runs, facts, command)
     write_text(output / "report.md", whole)
-    write_text(output / "results.csv", as_csv(milestones, references, runs))
+    write_text(output / "results.csv", as_csv(milestones, facts["seeds"], references, runs))
     cells = [
         {"row": row, "reference": other, "task": task, **plain_interval(difference(runs, row, other, task))}
         for row, other in compared(runs)

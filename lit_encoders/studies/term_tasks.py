@@ -52,7 +52,7 @@ class TermSplit:
 
 
 def split_terms(terms: Sequence[Term], root: str, fit: int, test: int, seed: int = 0) -> TermSplit:
-    """Split the terms that have a definition.
+    """Split the terms that have a definition; one that defines a tested term too is in no other part.
 
     Args:
         terms: of an ontology.
@@ -77,9 +77,12 @@ def split_terms(terms: Sequence[Term], root: str, fit: int, test: int, seed: int
         return TermItem(term.definition, branch, synonym)
 
     held_out = {term.definition for term in defined[:test]}
+    others = [term for term in defined[test:] if term.definition not in held_out]
+    if len(others) <= fit:
+        raise ValueError(f"terms with other definitions than the tested must be more than {fit}, got {len(others)}")
     return TermSplit(
-        [term.definition for term in defined[test:] if term.definition not in held_out],
-        [item(term) for term in defined[test : test + fit]],
+        [term.definition for term in others],
+        [item(term) for term in others[:fit]],
         [item(term) for term in defined[:test]],
     )
 
