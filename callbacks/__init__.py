@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from lit_encoders.callbacks.exact_resume import ExactResume as ExactResume
     from lit_encoders.callbacks.gradient_probe import GradientProbe as GradientProbe
     from lit_encoders.callbacks.hf_export import HFExport as HFExport
     from lit_encoders.callbacks.l2sp import L2SP as L2SP
@@ -19,11 +20,11 @@ if TYPE_CHECKING:
     from lit_encoders.callbacks.training_progress import TrainingProgress as TrainingProgress
     from lit_encoders.callbacks.weight_drift import WeightDrift as WeightDrift
     from lit_encoders.callbacks.weight_reversion import WeightReversion as WeightReversion
-    from lit_encoders.callbacks.window_checkpoint import WindowCheckpoint as WindowCheckpoint
 
 _HOMES = {
     "CLMDetour": "objective_schedule",
     "FreezeWindow": "layer_freezing",
+    "ExactResume": "exact_resume",
     "GradientProbe": "gradient_probe",
     "HFExport": "hf_export",
     "L2SP": "l2sp",
@@ -35,7 +36,6 @@ _HOMES = {
     "TrainingProgress": "training_progress",
     "WeightDrift": "weight_drift",
     "WeightReversion": "weight_reversion",
-    "WindowCheckpoint": "window_checkpoint",
 }
 __all__ = list(_HOMES)
 

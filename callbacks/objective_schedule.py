@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any, get_args
 
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -192,15 +191,14 @@ def phase_at(phases: Sequence[ResolvedPhase], step: int) -> ResolvedPhase:
 class ObjectiveSchedule(Callback):
     """Run phases one after another: objective, mask ratio and learning rate follow from ``trainer.global_step``.
 
-    Works on any LightningModule with an attribute ``objective``. It sets the trainer's ``max_steps``, validates at each
-    phase's end and keeps a full checkpoint of it in ``checkpoints/<phase>.ckpt``. Optimizer state and data position go
-    on untouched through a switch.
+    Works on any LightningModule with an attribute ``objective``. It sets the trainer's ``max_steps`` and validates at
+    each phase's end, which `ExactResume` keeps in ``checkpoints/<phase>.ckpt``. Optimizer state and data position go on
+    untouched through a switch.
 
     Args:
         phases: in order.
         steps: budget that shares are of, in optimizer steps; or
         tokens: in slots, turned into steps once: ceil(tokens / (slots x accumulation x ranks)).
-        keep_checkpoints: whether the phases' checkpoints are written.
 
     Raises:
         ValueError: a phase or budget is out of range, ``max_steps`` or ``max_epochs`` contradict the schedule, or the
@@ -213,7 +211,6 @@ class ObjectiveSchedule(Callback):
         phases: list[Phase],
         steps: int | None = None,
         tokens: Tokens | None = None,
-        keep_checkpoints: bool = True,
     ) -> None:
         super().__init__()
         if steps is not None and tokens is not None:
@@ -224,11 +221,9 @@ class ObjectiveSchedule(Callback):
         self.phases = phases
         self.steps = steps
         self.tokens = tokens
-        self.keep_checkpoints = keep_checkpoints
         self.resolved: list[ResolvedPhase] = []
         self._peaks: list[list[float]] = []
-        self._ended: ResolvedPhase | None = None
-        self._val_checks: tuple[Any, Any] = (None, None)
+        self._val_checks: tuple[Any, Any] | None = None
         self._step = 0
         if tokens is None and all(p.tokens is None and p.warmup_tokens is None for p in phases):
             resolve_phases(phases, steps=steps)  # Mistakes show when the object is made, where that is possible.
@@ -315,6 +310,7 @@ class ObjectiveSchedule(Callback):
                 "model.lr_scheduler must be unset beside a schedule, which sets the rate "
                 f"(nor may configure_optimizers return one), got {name}"
             )
+        self._val_checks = None
         # Before a checkpoint restores the optimizers: the learning rates of the configuration count, not the old ones.
         self._peaks = [[group["lr"] for group in optimizer.param_groups] for optimizer in trainer.optimizers]
         self._apply(trainer, pl_module)
@@ -343,20 +339,16 @@ class ObjectiveSchedule(Callback):
         # Only the micro-batch that brought the step: the next window's first ones see the same number.
         if ended is None or trainer.global_step == self._step:
             return
-        self._ended = ended
         if trainer.enable_validation:
-            # Lightning validates where batch index and epoch divide by these; the checkpoint has to come after.
+            # Lightning validates where batch index and epoch divide by these.
             self._val_checks = (trainer.val_check_batch, trainer.check_val_every_n_epoch)
             trainer.val_check_batch, trainer.check_val_every_n_epoch = 1, 1
-        else:
-            self._keep(trainer)
 
     @override
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.sanity_checking or self._ended is None:
-            return
-        trainer.val_check_batch, trainer.check_val_every_n_epoch = self._val_checks
-        self._keep(trainer)
+        if self._val_checks is not None and not trainer.sanity_checking:
+            trainer.val_check_batch, trainer.check_val_every_n_epoch = self._val_checks
+            self._val_checks = None
 
     @override
     def state_dict(self) -> dict[str, Any]:
@@ -387,12 +379,6 @@ class ObjectiveSchedule(Callback):
         # One schedule to a run: a detour may go on as any other schedule.
         return "ObjectiveSchedule"
 
-    def _keep(self, trainer: Trainer) -> None:
-        assert self._ended is not None
-        name, self._ended = self._ended.name, None
-        if self.keep_checkpoints and not trainer.fast_dev_run:  # type: ignore[attr-defined]
-            trainer.save_checkpoint(Path(trainer.default_root_dir) / "checkpoints" / f"{name}.ckpt", weights_only=False)
-
 
 def _differences(old: dict[str, Any], new: dict[str, Any] | None) -> str:
     """What differs between a phase as it was and as it is asked for now."""
@@ -421,7 +407,6 @@ class CLMDetour(ObjectiveSchedule):
         detour_mask_ratio: mask ratio of an MLM detour.
         head_warmup_steps: MLM steps before the detour, for a model whose LM head is new.
         head_warmup_peak: their learning rate, times the optimizer's.
-        keep_checkpoints: whether a full checkpoint is kept at each phase's end.
     """
 
     def __init__(
@@ -437,7 +422,6 @@ class CLMDetour(ObjectiveSchedule):
         detour_mask_ratio: float = 0.3,
         head_warmup_steps: int = 0,
         head_warmup_peak: float = 1.0,
-        keep_checkpoints: bool = True,
     ) -> None:
         if (steps is None) == (tokens is None):
             raise ValueError(
@@ -481,7 +465,7 @@ class CLMDetour(ObjectiveSchedule):
             phases.insert(
                 0, replace(warm, mask_ratio=None, warmup_steps=None, warmup_tokens=None, peak=head_warmup_peak)
             )
-        super().__init__(phases, steps=steps, tokens=tokens, keep_checkpoints=keep_checkpoints)
+        super().__init__(phases, steps=steps, tokens=tokens)
 
 
 def find_schedule(trainer: Trainer) -> ObjectiveSchedule | None:

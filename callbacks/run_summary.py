@@ -180,6 +180,19 @@ def print_summary(reports: list[PhaseReport], epochs: float | None, export: Path
         console.print(load_lines(export), soft_wrap=True, highlight=False)
 
 
+def print_stored_summary(root: Path, console: Console) -> None:
+    """Print the table of a run that is over, out of its ``summary.json``."""
+    summary = json.loads((root / "summary.json").read_text(encoding="utf-8"))
+    reports = [
+        PhaseReport(**{**phase, "losses": {name: tuple(pair) for name, pair in phase["losses"].items()}})
+        for phase in summary["phases"]
+    ]
+    export = summary["export"]
+    print_summary(reports, summary["epochs"], None if export is None else Path(export), console)
+    if summary["reverted"] is not None:
+        print_reverted(summary["reverted"], console)
+
+
 def print_reverted(report: Mapping[str, Any], console: Console) -> None:
     """Print what setting layer ranges back changed: `WeightReversion`'s report."""
     table = Table(title=f"Layers {report['layers']} set back to {report['base']!r}")

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 from lit_encoders import __version__
 from lit_encoders.mistakes import UsageError, in_one_line
 from lit_encoders.quiet import quieten
+from lit_encoders.resume.stops import RunStoppedError
 
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser
@@ -105,7 +106,11 @@ def overview() -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; return its exit code: 0, 2 for a mistake of the user's, said in one line, 130 after Ctrl-C."""
+    """Run a command; return its exit code.
+
+    0, 2 for a mistake of the user's (said in one line), 75 for a run that a signal stopped and that can go on, 130
+    where Ctrl-C stopped it at once.
+    """
     # Before torch is imported: threads that spin at barriers make a step 70 times slower beside another process.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     arguments = list(sys.argv[1:] if argv is None else argv)
@@ -127,6 +132,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print(f"lit-encoders: error: {error}", file=sys.stderr)
         return 2
+    except RunStoppedError as error:
+        if debug:
+            raise
+        print(f"lit-encoders: {error}", file=sys.stderr)
+        return error.exit_code
     except KeyboardInterrupt:
         if debug:
             raise

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import shutil
+import sys
 import zipfile
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import yaml
 from jsonargparse import Namespace
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import TensorBoardLogger
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
+from rich.console import Console
 from typing_extensions import override
 
 from lit_encoders import callbacks
+from lit_encoders.callbacks.exact_resume import CHECKPOINTS
 from lit_encoders.callbacks.objective_schedule import ObjectiveSchedule, find_schedule
+from lit_encoders.callbacks.run_summary import print_stored_summary
 from lit_encoders.data.datamodule import TextDataModule
 from lit_encoders.mistakes import in_one_line
 from lit_encoders.modules.lit_clm import LitCLM as LitCLM
@@ -27,9 +32,17 @@ from lit_encoders.modules.precision import automatic_precision
 from lit_encoders.preview import preview
 from lit_encoders.quiet import quieten
 from lit_encoders.recipes import config_folder, replace_names
+from lit_encoders.resume.run_folder import RunLock, differences
+from lit_encoders.resume.store import check_checkpoint, newest_checkpoint
 
 # What a run leaves in its folder; any of them means that the folder is taken.
 RUN_FILES = ("config.yaml", "logs", "checkpoints", "export", "summary.json")
+# For ``ckpt_path``: go on from the newest sound checkpoint of the run folder, if there is one.
+AUTO = "auto"
+
+
+class RunFinishedError(Exception):
+    """There is nothing left to do in this run folder."""
 
 
 class RunFolder(SaveConfigCallback):
@@ -57,10 +70,15 @@ class RunFolder(SaveConfigCallback):
             return
         root = Path(trainer.default_root_dir)
         root.mkdir(parents=True, exist_ok=True)
+        text = self.parser.dump(self.config, skip_unset=False)
         path, number = root / "config.yaml", 1
         while path.exists():  # A resumed run keeps the configuration of the run before.
+            if path.read_text(encoding="utf-8") == text:
+                return
             path, number = root / f"config-{number}.yaml", number + 1
-        self.parser.save(self.config, path, skip_unset=False, overwrite=False, multifile=False)
+        beside = root / f".{path.name}"
+        beside.write_text(text, encoding="utf-8")
+        beside.replace(path)
 
 
 def use_stand_in(settings: Namespace) -> None:
@@ -83,6 +101,24 @@ def use_stand_in(settings: Namespace) -> None:
         rank_zero_info(f"model.teacher: a tiny stand-in for {teacher}, without its weights")
 
 
+def check_named_checkpoint(path: str | Path, key: str) -> None:
+    """Refuse a checkpoint that is not there, or not sound.
+
+    Args:
+        path: as the user gave it.
+        key: the setting.
+
+    Raises:
+        ValueError: with the reason.
+    """
+    if not (zipfile.is_zipfile(path) or (Path(path) / ".metadata").is_file()):
+        raise ValueError(f"{key} must be a checkpoint that exists, got {str(path)!r}")
+    try:
+        check_checkpoint(Path(path))
+    except ValueError as error:
+        raise ValueError(f"{key} must be a sound checkpoint, got {str(path)!r}: {error}") from None
+
+
 class EncoderCLI(LightningCLI):
     """LightningCLI with the keys ``schedule``, ``validate_every`` and ``stand_ins``, and a run folder.
 
@@ -94,6 +130,9 @@ class EncoderCLI(LightningCLI):
     root = Path()
     made: Sequence[Path] = ()
     forked = False
+    lock: RunLock | None = None
+    # The step that a run goes on from.
+    resumed_step: int | None = None
 
     @override
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
@@ -147,26 +186,34 @@ class EncoderCLI(LightningCLI):
             rank_zero_info(f"precision: {settings.trainer.precision}")
         use_stand_in(settings)
         self._use_fork()
-        self.root = self._claim_root()
-        # The folders that this command will make, innermost first.
+        self.root = self._name_root()
+        if self.subcommand != "fit":
+            if settings.get("ckpt_path") == AUTO:
+                settings.ckpt_path = None
+            return
+        self._make_root()
+        self._claim_root()
+
+    def _make_root(self) -> None:
+        # The folders that this command makes, innermost first.
         self.made = [folder for folder in [self.root, *self.root.parents] if not folder.exists()]
-        if self.subcommand == "fit":
-            try:
-                self.root.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise ValueError(
-                    f"trainer.default_root_dir must be a folder that can be made, got '{self.root}'"
-                ) from error
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            if rank_zero_only.rank == 0:
+                self.lock = RunLock(self.root)
+        except OSError as error:
+            raise ValueError(
+                f"trainer.default_root_dir must be a folder that can be made and written, got '{self.root}'"
+            ) from error
 
     def _use_fork(self) -> None:
         settings = self.config[self.subcommand]
         fork, settings.fork = settings.fork, None
         if fork is None:
             return
-        if settings.get("ckpt_path") is not None:
+        if settings.get("ckpt_path") not in (None, AUTO):
             raise ValueError(f"fork and ckpt_path exclude each other, got {fork!r} and {settings.ckpt_path!r}")
-        if not zipfile.is_zipfile(fork):
-            raise ValueError(f"fork must be a checkpoint that exists, got {fork!r}")
+        check_named_checkpoint(fork, "fork")
         settings.ckpt_path = fork
         self.forked = True
 
@@ -175,11 +222,13 @@ class EncoderCLI(LightningCLI):
         if not self.made or any((self.root / name).exists() for name in RUN_FILES if name != "logs"):
             return
         shutil.rmtree(self.root / "logs", ignore_errors=True)
+        if self.lock is not None:
+            self.lock.release()
         for folder in self.made:
             with suppress(OSError):  # Not empty, or never made.
                 folder.rmdir()
 
-    def _claim_root(self) -> Path:
+    def _name_root(self) -> Path:
         settings = self.config[self.subcommand]
         root = settings.trainer.default_root_dir
         if root is None:
@@ -187,21 +236,61 @@ class EncoderCLI(LightningCLI):
             config = Path(str(given[0])) if given else Path("run")
             # A configuration that a run has saved stands for that run.
             root = Path("runs") / (config.resolve().parent.name if config.name == "config.yaml" else config.stem)
-        root = Path(root)
-        if self.subcommand != "fit":
-            return root
-        ckpt_path, forked = settings.get("ckpt_path"), self.forked
-        if ckpt_path is not None and not zipfile.is_zipfile(ckpt_path):
-            raise ValueError(f"ckpt_path must be a checkpoint file that exists, got {str(ckpt_path)!r}")
-        # A run that was cut off may go on in its folder; one that has ended is a result.
-        over = RUN_FILES if ckpt_path is None or forked else ("summary.json",)
-        taken = [name for name in over if (root / name).exists()]
+        return Path(root)
+
+    def _claim_root(self) -> None:
+        """Decide whether a run begins here, goes on, or is over."""
+        settings = self.config[self.subcommand]
+        taken = [name for name in RUN_FILES if (self.root / name).exists()]
+        if settings.get("ckpt_path") == AUTO and not self.forked:
+            settings.ckpt_path = str(path) if taken and (path := self._go_on()) else None
+            return
+        if settings.get("ckpt_path") is not None and not self.forked:
+            check_named_checkpoint(settings.ckpt_path, "ckpt_path")
+            # A run that was cut off may go on in its folder; one that has ended is a result.
+            taken = [name for name in taken if name == "summary.json"]
         if taken:
             raise ValueError(
-                f"trainer.default_root_dir must be a folder without a run, got '{root}' (it holds {taken[0]}); "
+                f"trainer.default_root_dir must be a folder without a run, got '{self.root}' (it holds {taken[0]}); "
                 "choose another one or move it away"
             )
-        return root
+
+    def _go_on(self) -> Path | None:
+        """The checkpoint that the run in this folder goes on from; None where it has none yet.
+
+        Raises:
+            ValueError: the folder holds another run.
+            RunFinishedError: the run is over.
+        """
+        saved = self.root / "config.yaml"
+        if not saved.is_file():
+            raise ValueError(
+                f"trainer.default_root_dir must be a folder without a run, or with this very one, got '{self.root}' "
+                "(it has no config.yaml to tell); choose another one or move it away"
+            )
+        before = yaml.safe_load(saved.read_text(encoding="utf-8"))
+        now = yaml.safe_load(self._parser("fit").dump(self.config["fit"], skip_unset=False))
+        other = differences(before, now)
+        if other:
+            raise ValueError(
+                f"trainer.default_root_dir must be a folder without a run, or with this very one: '{self.root}' has "
+                f"{'; '.join(other)}; choose another one, or give this one's settings"
+            )
+        longer = before.get("schedule") != now.get("schedule") or before["trainer"] != now["trainer"]
+        if (self.root / "summary.json").is_file():
+            if before.get("schedule") != now.get("schedule"):
+                raise ValueError(
+                    f"trainer.default_root_dir must be a new folder for a schedule that a finished run did not have, "
+                    f"got '{self.root}'; go on from one of its checkpoints with --fork"
+                )
+            raise RunFinishedError
+        found = newest_checkpoint(self.root / CHECKPOINTS, rank_zero_info, with_ended=longer)
+        if found is None:
+            rank_zero_info(f"'{self.root}' holds no checkpoint to go on from yet: the run begins again")
+            return None
+        self.resumed_step = found.manifest.step
+        rank_zero_info(f"going on from '{found.path}' (step {found.manifest.step})")
+        return found.path
 
     @override
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
@@ -209,7 +298,9 @@ class EncoderCLI(LightningCLI):
         kwargs["default_root_dir"] = str(self.root)
         if settings.get("logger") in (None, True):
             fit = self.subcommand == "fit"
-            kwargs["logger"] = TensorBoardLogger(str(self.root), name="logs", version="") if fit else False
+            # What a run that was cut off logged beyond its checkpoint is logged again.
+            purge = {} if self.resumed_step is None else {"purge_step": self.resumed_step}
+            kwargs["logger"] = TensorBoardLogger(str(self.root), name="logs", version="", **purge) if fit else False
         schedule = self._get(self.config_init, "schedule")
         if schedule is not None:
             settings["callbacks"] = [*(settings.get("callbacks") or []), schedule]
@@ -220,8 +311,12 @@ class PreviewCLI(EncoderCLI):
     """Takes what ``fit`` takes, and prints what a run would read and predict; no folder is claimed or made."""
 
     @override
-    def _claim_root(self) -> Path:
-        return Path()
+    def _make_root(self) -> None:
+        """Make nothing."""
+
+    @override
+    def _claim_root(self) -> None:
+        self.config[self.subcommand].ckpt_path = None
 
     @override
     def _run_subcommand(self, subcommand: str) -> None:
@@ -283,7 +378,14 @@ def run_trainer(verb: str, arguments: list[str]) -> None:
                     },
                 },
             )
+    except RunFinishedError:
+        if rank_zero_only.rank == 0:
+            print(f"The run in '{cli.root}' is over; this is its table.")
+            print_stored_summary(cli.root, Console(width=None if sys.stdout.isatty() else 120))
     except BaseException:
         if not RunFolder.started:
             cli.remove_what_was_made()
         raise
+    finally:
+        if cli.lock is not None:
+            cli.lock.release()

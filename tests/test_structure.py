@@ -22,7 +22,11 @@ MAY_IMPORT = {
     "weights": {"models", "data", "plots"},
     "analysis": {"objectives", "models", "data", "optim", "modules", "weights", "plots"},
     "evaluation": {"models", "data", "modules"},
-    "callbacks": {"objectives", "models", "data", "optim", "modules", "weights", "analysis", "evaluation", "plots"},
+    # What a run leaves in its folder, and when it may stop: nothing here knows of modules.
+    "resume": set(),
+    "callbacks": {
+        *("objectives", "models", "data", "optim", "modules", "weights", "analysis", "evaluation", "resume", "plots")
+    },
     "studies": {
         *("objectives", "models", "data", "optim", "modules", "weights", "analysis", "evaluation", "callbacks", "plots")
     },

@@ -56,7 +56,7 @@ def train(
     data = TextDataModule(
         str(text), val=str(text), sequence_length=piece_tokens, slots=slots, seed=seed, cache_dir=cache
     )
-    schedule = ObjectiveSchedule(list(phases), keep_checkpoints=False)
+    schedule = ObjectiveSchedule(list(phases))
     export = HFExport(at_tokens=list(milestones), at_end=not milestones)
     with quiet():
         trainer = _trainer(folder, limit_val_batches=0, callbacks=[schedule, *callbacks, export])

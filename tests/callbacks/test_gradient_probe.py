@@ -129,7 +129,7 @@ def test_a_probed_run_ends_bit_equal(
     states, names = [], set()
     for probes in ([], [GradientProbe(every_n_steps=2)]):
         module = LitKD(str(bert_folder), str(bert_folder), streams=taught, aggregation="streams", learning_rate=1e-2)
-        detour = CLMDetour(steps=3, decay_share=0.5, decay_mask_ratio=None, head_warmup_steps=2, keep_checkpoints=False)
+        detour = CLMDetour(steps=3, decay_share=0.5, decay_mask_ratio=None, head_warmup_steps=2)
         trainer = make_trainer(
             callbacks=[detour, *probes],
             accumulate_grad_batches=accumulate,

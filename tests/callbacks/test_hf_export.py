@@ -14,7 +14,7 @@ from safetensors import safe_open
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from lit_encoders import LitMLM, TextDataModule
-from lit_encoders.callbacks import CLMDetour, HFExport, RunSummary, Throughput
+from lit_encoders.callbacks import CLMDetour, ExactResume, HFExport, RunSummary, Throughput
 from lit_encoders.weights.export import export_checkpoint
 
 MakeTrainer = Callable[..., Trainer]
@@ -31,8 +31,8 @@ def detour(
 ) -> tuple[Trainer, LitMLM, TextDataModule]:
     module = LitMLM(str(folder), learning_rate=1e-2)
     data = TextDataModule(str(text_file), sequence_length=48, slots=96, val_share=0.2)
-    callbacks = [CLMDetour(steps=4, decay_share=0.5), Throughput(), export, RunSummary()]
-    trainer = make_trainer(callbacks=callbacks, num_sanity_val_steps=-1, **settings)
+    callbacks = [CLMDetour(steps=4, decay_share=0.5), Throughput(), export, RunSummary(), ExactResume()]
+    trainer = make_trainer(callbacks=callbacks, num_sanity_val_steps=-1, enable_checkpointing=True, **settings)
     trainer.fit(module, data)
     return trainer, module, data
 

@@ -12,7 +12,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lit_encoders import LitMLM, TextDataModule
-from lit_encoders.callbacks import CLMDetour, ObjectiveSchedule, Phase
+from lit_encoders.callbacks import CLMDetour, ExactResume, ObjectiveSchedule, Phase
 from lit_encoders.callbacks.objective_schedule import phase_at, resolve_phases
 
 MakeTrainer = Callable[..., Trainer]
@@ -123,10 +123,12 @@ def test_each_phase_is_validated_and_kept(
 
     validations = Validations()
     schedule = CLMDetour(steps=4, decay_share=0.5, head_warmup_steps=3)
-    trainer = make_trainer(callbacks=[validations, schedule], accumulate_grad_batches=2, num_sanity_val_steps=-1)
+    callbacks = [validations, schedule, ExactResume()]
+    settings = {"accumulate_grad_batches": 2, "num_sanity_val_steps": -1, "enable_checkpointing": True}
+    trainer = make_trainer(callbacks=callbacks, **settings)
     trainer.fit(LitMLM(str(bert_folder)), data)
     assert validations.steps == [0, 3, 7, 9]
-    kept = {path.name: torch.load(path, weights_only=True) for path in (tmp_path / "checkpoints").iterdir()}
+    kept = {path.name: torch.load(path, weights_only=True) for path in (tmp_path / "checkpoints").glob("*.ckpt")}
     assert {name: saved["global_step"] for name, saved in kept.items()} == {
         "head_warmup.ckpt": 3,
         "detour.ckpt": 7,
@@ -141,7 +143,8 @@ def test_a_phase_s_end_does_not_wait_for_an_epoch_that_validates(
     """Also with a short accumulation window at an epoch's end: 6 batches an epoch, 4 to a step."""
     data = TextDataModule(str(text_file), sequence_length=48, slots=96, val_share=0.2)
     settings = {"check_val_every_n_epoch": 3, "limit_train_batches": 6, "accumulate_grad_batches": 4, "max_epochs": 9}
-    trainer = make_trainer(callbacks=[CLMDetour(steps=2, decay_share=0.5)], **settings)
+    callbacks = [CLMDetour(steps=2, decay_share=0.5), ExactResume()]
+    trainer = make_trainer(callbacks=callbacks, enable_checkpointing=True, **settings)
     trainer.fit(LitMLM(str(bert_folder)), data)
     saved = {name: torch.load(tmp_path / "checkpoints" / f"{name}.ckpt") for name in ("detour", "decay")}
     assert {name: checkpoint["global_step"] for name, checkpoint in saved.items()} == {"detour": 2, "decay": 3}
@@ -163,7 +166,8 @@ def test_a_checkpoint_goes_on_with_its_own_data_only(
         data = TextDataModule(
             str(text_file), **{"sequence_length": 48, "slots": 96, "val_share": 0.1, "seed": 0, **settings}
         )
-        trainer = make_trainer(callbacks=[CLMDetour(steps=2, decay_share=0.5)], limit_val_batches=0)
+        callbacks = [CLMDetour(steps=2, decay_share=0.5), ExactResume()]
+        trainer = make_trainer(callbacks=callbacks, enable_checkpointing=True, limit_val_batches=0)
         trainer.fit(LitMLM(str(bert_folder)), data, ckpt_path=ckpt_path)
 
     fit(None)
@@ -183,7 +187,8 @@ def test_a_run_resumed_from_a_phase_ends_bit_equal(
         module = LitMLM(str(bert_folder), learning_rate=1e-2)
         data = TextDataModule(str(text_file), sequence_length=48, slots=96, val_share=0.1, num_workers=workers)
         trainer = make_trainer(
-            callbacks=[CLMDetour(steps=6, decay_share=0.5)],
+            callbacks=[CLMDetour(steps=6, decay_share=0.5), ExactResume()],
+            enable_checkpointing=True,
             default_root_dir=tmp_path / folder,
             accumulate_grad_batches=accumulate,
         )
@@ -206,7 +211,8 @@ def test_a_fork_may_change_what_is_to_come_only(
         recorder = Recorder()
         data = TextDataModule(str(text_file), sequence_length=48, slots=96, val_share=0.1)
         schedule = CLMDetour(**{"steps": 6, "decay_share": 0.5, **settings})
-        trainer = make_trainer(callbacks=[schedule, recorder], default_root_dir=tmp_path / folder)
+        settings = {"default_root_dir": tmp_path / folder, "enable_checkpointing": True}
+        trainer = make_trainer(callbacks=[schedule, recorder, ExactResume()], **settings)
         trainer.fit(module or LitMLM(str(bert_folder)), data, ckpt_path=ckpt_path)
         return [row[0] for row in recorder.rows]
 

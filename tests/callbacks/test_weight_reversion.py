@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from lit_encoders import LitMLM, TextDataModule
-from lit_encoders.callbacks import HFExport, RunSummary, WeightReversion, WindowCheckpoint
+from lit_encoders.callbacks import ExactResume, HFExport, RunSummary, WeightReversion
 from lit_encoders.callbacks.weight_reversion import reverted
 
 MakeTrainer = Callable[..., Trainer]
@@ -35,7 +35,7 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
 def fit(bert_folder: Path, data: TextDataModule, make_trainer: MakeTrainer) -> Callable[..., tuple[Trainer, LitMLM]]:
     def run(*callbacks: Any, steps: int = 3, ckpt: Path | None = None, **settings: Any) -> tuple[Trainer, LitMLM]:
         module = LitMLM(str(bert_folder), learning_rate=1e-2)
-        settings.setdefault("enable_checkpointing", any(isinstance(c, WindowCheckpoint) for c in callbacks))
+        settings.setdefault("enable_checkpointing", any(isinstance(c, ExactResume) for c in callbacks))
         trainer = make_trainer(max_steps=steps, callbacks=list(callbacks), **settings)
         trainer.fit(module, data, ckpt_path=ckpt)
         return trainer, module
@@ -59,11 +59,11 @@ def check_export(root: Path, base: Path, is_reverted: Callable[[str], bool]) -> 
 def test_a_second_export_wherever_it_stands(
     fit: Any, bert_folder: Path, tmp_path: Path, order: tuple[int, ...]
 ) -> None:
-    made = [WeightReversion("1:3"), HFExport(), WindowCheckpoint(), RunSummary()]
+    made = [WeightReversion("1:3"), HFExport(), ExactResume(), RunSummary()]
     _, module = fit(*(made[number] for number in order))
     check_export(tmp_path, bert_folder, lambda name: name.startswith((f"{LAYER}1.", f"{LAYER}2.")))
     trained = load_file(tmp_path / "export" / "model.safetensors")
-    last = torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
+    last = torch.load(tmp_path / "checkpoints" / "step-00000003.ckpt", weights_only=True)["state_dict"]
     for name, tensor in trained.items():
         assert same_bits(last[f"backbone.model.{name}"], tensor), name
         assert same_bits(module.state_dict()[f"backbone.model.{name}"], tensor), name
@@ -127,10 +127,10 @@ def test_parts_of_layers(fit: Any, bert_folder: Path, tmp_path: Path, part: Any)
 
 def test_a_resume_is_unaffected(fit: Any, bert_folder: Path, tmp_path: Path) -> None:
     """The checkpoint of a run's end goes on as one of a run without it, and is set back to the first run's start."""
-    fit(WeightReversion("0:2"), HFExport(), WindowCheckpoint(), steps=2)
-    first = tmp_path / "checkpoints" / "last.ckpt"
+    fit(WeightReversion("0:2"), HFExport(), ExactResume(), steps=2)
+    first = tmp_path / "checkpoints" / "step-00000002.ckpt"
     kept = first.rename(tmp_path / "with.ckpt")
-    fit(WindowCheckpoint(), steps=2)
+    fit(ExactResume(), steps=2)
     ours, theirs = (torch.load(p, weights_only=True) for p in (kept, first))
     for name, tensor in theirs["state_dict"].items():
         assert same_bits(ours["state_dict"][name], tensor), name
@@ -145,9 +145,10 @@ def test_a_resume_is_unaffected(fit: Any, bert_folder: Path, tmp_path: Path) -> 
 
 
 def test_another_base_on_a_resume_is_refused(fit: Any, bert_folder: Path, tmp_path: Path) -> None:
-    fit(WeightReversion("0:2", base=str(bert_folder)), HFExport(), WindowCheckpoint(), steps=1)
+    fit(WeightReversion("0:2", base=str(bert_folder)), HFExport(), ExactResume(), steps=1)
+    last = tmp_path / "checkpoints" / "step-00000001.ckpt"
     with pytest.raises(ValueError, match=r"WeightReversion.base must be the checkpoint's \(content"):
-        fit(WeightReversion("0:2", base=str(tmp_path / "export")), ckpt=tmp_path / "checkpoints" / "last.ckpt", steps=2)
+        fit(WeightReversion("0:2", base=str(tmp_path / "export")), ckpt=last, steps=2)
 
 
 def test_a_module_without_a_hugging_face_model(run: Any, stack: Any, tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ CASES: dict[str, tuple[list[str], str]] = {
         "accumulate_grad_batches must be at least 1, got 0",
     ),
     "no accelerator": (["--trainer.accelerator=gpu"], "No supported gpu backend found"),
-    "no checkpoint": (["--ckpt_path=last"], "ckpt_path must be a checkpoint file that exists, got 'last'"),
+    "no checkpoint": (["--ckpt_path=last"], "ckpt_path must be a checkpoint that exists, got 'last'"),
     "learning rate": (["--model.learning_rate=.nan"], "model.learning_rate must be at least 0 and finite, got nan"),
     "precision of weights": (["--trainer.precision=bf16-true"], "trainer.precision must be 32-true, bf16-mixed or"),
     "nothing left to train": (["--data.val_share=0.9999"], "data.val_share must leave documents to train on"),

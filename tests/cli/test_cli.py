@@ -15,7 +15,7 @@ import yaml
 from lit_encoders import __version__
 
 
-def test_fit_fills_a_run_folder_and_a_second_start_is_refused(run, recipe: Path) -> None:  # type: ignore[no-untyped-def]
+def test_fit_fills_a_run_folder_and_another_run_is_refused(run, recipe: Path) -> None:  # type: ignore[no-untyped-def]
     code, out, _ = run("fit", "--config", recipe)
     assert code == 0
     root = Path("runs/tiny")
@@ -24,11 +24,19 @@ def test_fit_fills_a_run_folder_and_a_second_start_is_refused(run, recipe: Path)
     assert list((root / "logs").glob("events.*"))
     assert "AutoModelForMaskedLM.from_pretrained" in out
     before = {path: path.stat().st_mtime_ns for path in root.rglob("*") if path.is_file()}
-    code, _, err = run("fit", "--config", recipe)
-    assert code == 2
-    assert err.splitlines()[-1].startswith(
-        "lit-encoders: error: trainer.default_root_dir must be a folder without a run"
-    )
+    code, again, _ = run("fit", "--config", recipe)
+    assert code == 0
+    assert "The run in 'runs/tiny' is over" in again
+    assert again[again.index("Held-out") :] == out[out.index("Held-out") :]
+    for other, expected in (
+        (["--model.learning_rate=1"], "model.init_args.learning_rate 0.01, got 1.0"),
+        (["--ckpt_path=null"], "must be a folder without a run"),
+        (["--schedule.steps=99"], "must be a new folder for a schedule that a finished run did not have"),
+    ):
+        code, _, err = run("fit", "--config", recipe, *other)
+        assert code == 2
+        assert err.splitlines()[-1].startswith("lit-encoders: error: trainer.default_root_dir must be")
+        assert expected in err.splitlines()[-1]
     assert {path: path.stat().st_mtime_ns for path in root.rglob("*") if path.is_file()} == before
 
 
@@ -99,7 +107,7 @@ def test_a_run_without_a_schedule_keeps_its_end(run, recipe: Path) -> None:  # t
     recipe.write_text(yaml.safe_dump(settings))
     code, out, err = run("fit", "--config", recipe, "--trainer.max_steps=3")
     assert code == 0, err
-    assert torch.load("runs/tiny/checkpoints/last.ckpt", weights_only=True)["global_step"] == 3
+    assert torch.load("runs/tiny/checkpoints/step-00000003.ckpt", weights_only=True)["global_step"] == 3
     assert "run" in out
 
 
@@ -153,11 +161,15 @@ def test_k04_a_checkpoint_of_the_command_line_opens_in_python(run, recipe: Path)
 
 def test_k06_the_user_s_checkpoint_callback_wins(run, recipe: Path) -> None:  # type: ignore[no-untyped-def]
     settings = yaml.safe_load(recipe.read_text())
-    own = {"class_path": "lit_encoders.callbacks.WindowCheckpoint", "init_args": {"every_n_steps": 2}}
+    own = {"class_path": "lit_encoders.callbacks.ExactResume", "init_args": {"every_n_steps": 2}}
     settings["trainer"]["callbacks"] = [own]
     recipe.write_text(yaml.safe_dump(settings))
     assert run("fit", "--config", recipe)[0] == 0
-    assert torch.load("runs/tiny/checkpoints/last.ckpt", weights_only=True)["global_step"] == 4
+    names = {path.name for path in Path("runs/tiny/checkpoints").iterdir()}
+    # Of the phases' ends, 1, 3 and 4, one by its name; step 2 by its number.
+    kept = ["head_warmup", "detour", "decay", "step-00000002"]
+    assert names == {f"{name}.{ending}" for name in kept for ending in ("ckpt", "json")}
+    assert not Path("runs/tiny/summary.json").exists()
 
 
 def test_a_fork_of_another_model_is_one_line(run, recipe: Path) -> None:  # type: ignore[no-untyped-def]

@@ -109,7 +109,7 @@ def run(options: Options, folder: Path, accelerator: str, precision: str, attent
         seed=0,
         cache_dir=folder / "cache",
     )
-    detour = CLMDetour(steps=DETOUR_STEPS, decay_share=DECAY_SHARE, warmup_steps=3, keep_checkpoints=False)
+    detour = CLMDetour(steps=DETOUR_STEPS, decay_share=DECAY_SHARE, warmup_steps=3)
     settings = {"accelerator": accelerator, "devices": 1, "precision": precision, "default_root_dir": folder}
     Trainer(**QUIET, **settings, callbacks=[detour, RecordLosses()]).fit(module, data)
     curve.attention = module._backend

@@ -322,7 +322,7 @@ def test_distillation_through_a_detour(
         def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *_: Any) -> None:
             seen.append((pl_module.objective, "train/kd_loss" in pl_module.logged_losses))
 
-    detour = CLMDetour(steps=4, decay_share=0.5, decay_mask_ratio=None, head_warmup_steps=2, keep_checkpoints=False)
+    detour = CLMDetour(steps=4, decay_share=0.5, decay_mask_ratio=None, head_warmup_steps=2)
     make_trainer(callbacks=[detour, Watch()], limit_val_batches=0).fit(module, data)
     assert {objective for objective, _ in seen} == {"mlm", "clm"}
     for objective, logged in seen:

@@ -281,7 +281,7 @@ def test_streams_rest_during_a_detour(quiet_bert: Path, text_file: Path, make_tr
             heads.append((pl_module.objective, state))
             counts.append((pl_module.objective, "train/wide/targets" in pl_module.logged_losses))
 
-    detour = CLMDetour(steps=4, decay_share=0.5, decay_mask_ratio=None, head_warmup_steps=2, keep_checkpoints=False)
+    detour = CLMDetour(steps=4, decay_share=0.5, decay_mask_ratio=None, head_warmup_steps=2)
     data = TextDataModule(str(text_file), sequence_length=48, slots=192, val_share=0.1)
     make_trainer(callbacks=[detour, Watch()], limit_val_batches=0).fit(module, data)
     assert {logged == (objective == "mlm") for objective, logged in counts} == {True}
@@ -339,6 +339,6 @@ def test_a_phase_with_a_mask_ratio_is_refused_beside_streams(
 ) -> None:
     streams = [MaskStream("low", 0.1, 0.8), MaskStream("high", 0.5, 0.2)]
     data = TextDataModule(str(text_file), sequence_length=48, slots=512, val_share=0.1)
-    trainer = make_trainer(callbacks=[CLMDetour(steps=4, keep_checkpoints=False)])
+    trainer = make_trainer(callbacks=[CLMDetour(steps=4)])
     with pytest.raises(ValueError, match=r"phase 'decay' must have no mask ratio .* got 0\.15"):
         trainer.fit(LitMLM(str(bert_folder), streams=streams), data)

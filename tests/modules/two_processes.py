@@ -97,7 +97,7 @@ def main(folder: str, text: str, output: str, strategy: str) -> None:
 
     module = Packs(folder, learning_rate=1e-3, clm_head="copy")
     module.packs, module.labels = [], []
-    detour = CLMDetour(steps=10, decay_share=0.5, head_warmup_steps=3, keep_checkpoints=False)
+    detour = CLMDetour(steps=10, decay_share=0.5, head_warmup_steps=3)
     heads = Heads()
     trainer = Trainer(
         **settings, callbacks=[detour, heads], accumulate_grad_batches=2 // devices, gradient_clip_val=1.0

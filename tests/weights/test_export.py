@@ -53,7 +53,7 @@ def run(
         **settings,
     )
     data = TextDataModule(str(text), sequence_length=48, slots=192, val_share=0.1)
-    detour = CLMDetour(steps=2, decay_share=0.5, decay_mask_ratio=None, head_warmup_steps=2, keep_checkpoints=False)
+    detour = CLMDetour(steps=2, decay_share=0.5, decay_mask_ratio=None, head_warmup_steps=2)
     trainer = make_trainer(callbacks=[detour], limit_val_batches=0)
     trainer.fit(module, data)
     trainer.save_checkpoint(path / "run.ckpt")

@@ -49,7 +49,7 @@ class SchedulerBeside(SwitchingLM):
 def main() -> None:
     fit(ProteinLM(), WeightDistance("python_distance.json"), LayerFreezing(["0:2", "embeddings"]))
     watch = Watch()
-    schedule = ObjectiveSchedule(phases(), keep_checkpoints=False)
+    schedule = ObjectiveSchedule(phases())
     trainer = fit(
         SwitchingLM(), schedule, LayerFreezing("2:", phases=["detour"]), Throughput(), watch, log_every_n_steps=2
     )
