@@ -14,6 +14,7 @@ from lightning.pytorch import Trainer
 from lit_encoders.resume.manifest import (
     SUFFIX,
     Manifest,
+    NewerFormatError,
     check,
     describe,
     manifest_path,
@@ -76,11 +77,11 @@ def newest_checkpoint(
             continue
         try:
             candidates.append(Found(path, read_manifest(path)))
+        except NewerFormatError as error:
+            raise ValueError(
+                f"ckpt_path must be a checkpoint that this version can read, got '{path}': {error}"
+            ) from None
         except ValueError as error:
-            if "format" in str(error):
-                raise ValueError(
-                    f"ckpt_path must be a checkpoint that this version can read: '{path}': {error}"
-                ) from None
             say(f"checkpoint '{path}' is passed over: {error}")
     # Of two of one step, the one with a phase's name comes first: it stays.
     candidates.sort(key=lambda found: (found.manifest.step, not found.path.name.startswith(STEP_PREFIX)), reverse=True)

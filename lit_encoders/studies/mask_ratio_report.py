@@ -74,8 +74,8 @@ NOT_SETTLED = """\
   budget mixes speed of convergence with final quality. These runs end at {tokens:,} tokens. A ranking below saturation
   need not be the one above it.
 - The students begin as pruned models and recover from it; the paper's table 1 is of models trained at full length.
-- A low ratio has fewer targets for the same tokens: at {low:g} % {part:.2g} of those at {high:g} %. Equal tokens are not
-  equal targets.
+- A low ratio has fewer targets for the same tokens: at {low:g} % {part:.2g} of those at {high:g} %. Equal tokens are
+  not equal targets.
 - Nothing is fine-tuned: linear probes on resting encoders say what the embeddings have at hand. The paper fine-tunes.
 - One text, one split, one base; the intervals are over {seeds} seeds alone. Of {cells} differences about one in twenty
   leaves out 0 by chance.
