@@ -71,19 +71,19 @@ class MaskRatioSettings:
     temperature: float = 1.0
     kd_weight: float = 0.5
     seeds: tuple[int, ...] = (0, 1, 2)
-    milestones: tuple[float, ...] = (30_000, 60_000, 120_000)
+    milestones: tuple[float, ...] = (20_000, 40_000, 80_000)
     warmup_steps: int = 20
-    learning_rate: float = 5e-4
+    learning_rate: float = 2e-4
     slots: int = 512
     sequence_length: int = 96
     calibration_tokens: int = 20_000
     head_steps: int = 60
-    teacher_steps: int = 400
+    teacher_steps: int = 300
     teacher_slots: int = 512
     teacher_mask_ratio: float = 0.3
     teacher_learning_rate: float = 5e-4
-    fit_terms: int = 2500
-    test_terms: int = 2000
+    fit_terms: int = 1500
+    test_terms: int = 1200
 
 
 def shortened(settings: MaskRatioSettings) -> MaskRatioSettings:
