@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -41,6 +40,7 @@ from lit_encoders.models.vocabulary import (
     load_tokenizer,
     mask_vocabulary,
 )
+from lit_encoders.modules.settings import check_choice, check_masking, check_optimizer, check_stream_settings
 from lit_encoders.modules.stream_loss import StreamDealer
 from lit_encoders.modules.token_mean import Loss as Loss
 from lit_encoders.modules.token_mean import TokenMeanModule
@@ -48,7 +48,7 @@ from lit_encoders.objectives import Objective
 from lit_encoders.objectives.causal import clm_targets
 from lit_encoders.objectives.hashing import Purpose, resolve_seed, single_key
 from lit_encoders.objectives.masking import MaskVocabulary, Ratio, Targets, mlm_targets
-from lit_encoders.objectives.streams import Aggregation, MaskStream, SharesOf, check_documents, check_streams
+from lit_encoders.objectives.streams import Aggregation, MaskStream, SharesOf, check_documents
 from lit_encoders.objectives.whole_words import whole_word_targets
 from lit_encoders.optim.param_groups import apply_scales, parameter_groups
 
@@ -157,24 +157,10 @@ class LitEncoder(TokenMeanModule):
         self.streams = [MaskStream(**s) if isinstance(s, Mapping) else s for s in streams or []]
         # Checkpoints hold plain types.
         self.hparams["streams"] = [asdict(stream) for stream in self.streams] or None
-        if clm_head not in get_args(ClmHead):
-            raise ValueError(f"model.clm_head must be one of {', '.join(get_args(ClmHead))}, got {clm_head!r}")
-        ratios = {"mask_ratio": mask_ratio, "val_mask_ratio": val_mask_ratio}
-        for name, ratio in ratios.items():
-            if not 0 < ratio <= 1:
-                raise ValueError(f"model.{name} must be in (0, 1], got {ratio}")
-        if corruption_ratio is not None and not 0 <= corruption_ratio <= 1:
-            raise ValueError(f"model.corruption_ratio must be in [0, 1], got {corruption_ratio}")
-        if min(corruption) < 0 or not math.isclose(sum(corruption), 1.0):
-            raise ValueError(f"model.corruption must be three shares that sum to 1, got {list(corruption)}")
-        for name, value in {"learning_rate": learning_rate, "eps": eps, "weight_decay": weight_decay}.items():
-            if not 0 <= value < math.inf:
-                raise ValueError(f"model.{name} must be at least 0 and finite, got {value}")
-        if not all(0 <= beta < 1 for beta in betas):
-            raise ValueError(f"model.betas must be in [0, 1), got {list(betas)}")
-        if layer_decay is not None and not 0 < layer_decay <= 1:
-            raise ValueError(f"model.layer_decay must be in (0, 1], got {layer_decay}")
-        self._check_streams(aggregation, shares_of, whole_words)
+        check_choice("clm_head", clm_head, ClmHead)
+        check_masking(mask_ratio, val_mask_ratio, corruption_ratio, corruption)
+        check_optimizer(learning_rate, betas, eps, weight_decay, layer_decay)
+        check_stream_settings(self.streams, aggregation, shares_of, whole_words, self.distils)
         self.source = model_source(backbone) if isinstance(backbone, str) else backbone
         self.config = load_config(self.source)
         self.tokenizer_source = None if tokenizer is None else model_source(tokenizer)
@@ -214,25 +200,6 @@ class LitEncoder(TokenMeanModule):
         self._val_names: list[str] = []
         self._backend: Literal["varlen", "flash_attn", "sdpa"] = "sdpa"
         self.objective = objective or self.default_objective
-
-    def _check_streams(self, aggregation: Aggregation, shares_of: SharesOf, whole_words: bool) -> None:
-        if self.streams:
-            check_streams(self.streams)
-        for name, value, kind in (("aggregation", aggregation, Aggregation), ("shares_of", shares_of, SharesOf)):
-            if value not in get_args(kind):
-                raise ValueError(f"model.{name} must be one of {', '.join(get_args(kind))}, got {value!r}")
-        if any(stream.head == "clm" for stream in self.streams):
-            raise ValueError("model.streams must not name a head 'clm', which is that of CLM steps, got one that does")
-        if self.streams and whole_words and aggregation == "streams":
-            raise ValueError(
-                "model.aggregation must be 'tokens' or 'inputs' with model.whole_words (how many targets words make is "
-                "not known ahead), got 'streams'"
-            )
-        distilled = [stream.name for stream in self.streams if stream.distill]
-        if distilled and not self.distils:
-            raise ValueError(
-                f"model.streams may distill only in a LitKD, which has a teacher, got distill in {distilled[0]!r}"
-            )
 
     # ---- the model -------------------------------------------------------------------------------------------------
 
