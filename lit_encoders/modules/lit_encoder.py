@@ -40,6 +40,7 @@ from lit_encoders.models.vocabulary import (
     load_tokenizer,
     mask_vocabulary,
 )
+from lit_encoders.modules.pack_targets import masked_targets
 from lit_encoders.modules.settings import check_choice, check_masking, check_optimizer, check_stream_settings
 from lit_encoders.modules.stream_loss import StreamDealer
 from lit_encoders.modules.token_mean import Loss as Loss
@@ -47,9 +48,8 @@ from lit_encoders.modules.token_mean import TokenMeanModule
 from lit_encoders.objectives import Objective
 from lit_encoders.objectives.causal import clm_targets
 from lit_encoders.objectives.hashing import Purpose, resolve_seed, single_key
-from lit_encoders.objectives.masking import MaskVocabulary, Ratio, Targets, mlm_targets
+from lit_encoders.objectives.masking import MaskVocabulary, Ratio, Targets
 from lit_encoders.objectives.streams import Aggregation, MaskStream, SharesOf, check_documents
-from lit_encoders.objectives.whole_words import whole_word_targets
 from lit_encoders.optim.param_groups import apply_scales, parameter_groups
 
 if TYPE_CHECKING:
@@ -358,35 +358,12 @@ class LitEncoder(TokenMeanModule):
             return clm_targets(batch.input_ids, batch.segment_ids, batch.lengths)
         self.check_mlm()
         assert self.mask_vocabulary is not None
-        if self.whole_words:
-            # How many targets whole words make shows in the ids only: chosen on the host, no step waits for them.
-            host = batch.on_host or batch
-            found = whole_word_targets(
-                host.input_ids,
-                host.segment_ids,
-                host.segment_starts,
-                host.document_positions,
-                host.documents,
-                self.mask_vocabulary,
-                self._continuations,
-                seed=seed,
-                epoch=epoch,
-                mask_ratio=mask_ratio,
-                corruption_ratio=corruption_ratio,
-                shares=self.corruption,
-            )
-            return found.to(batch.input_ids.device)
-        vocabulary = self.mask_vocabulary
-        if vocabulary.special.device != batch.input_ids.device:
-            vocabulary = self.mask_vocabulary = vocabulary.to(batch.input_ids.device)
-        return mlm_targets(
-            batch.input_ids,
-            batch.segment_ids,
-            batch.segment_starts,
-            batch.document_positions,
-            batch.documents,
-            batch.eligible_span,
-            vocabulary,
+        if not self.whole_words and self.mask_vocabulary.special.device != batch.input_ids.device:
+            self.mask_vocabulary = self.mask_vocabulary.to(batch.input_ids.device)
+        return masked_targets(
+            batch,
+            self.mask_vocabulary,
+            self._continuations if self.whole_words else None,
             seed=seed,
             epoch=epoch,
             mask_ratio=mask_ratio,
