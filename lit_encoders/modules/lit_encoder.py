@@ -42,14 +42,15 @@ from lit_encoders.models.vocabulary import (
 )
 from lit_encoders.modules.pack_targets import masked_targets
 from lit_encoders.modules.settings import check_choice, check_masking, check_optimizer, check_stream_settings
-from lit_encoders.modules.stream_loss import StreamDealer
+from lit_encoders.modules.stream_loss import StepTargets, StreamDealer, groups_by_term, loss_terms
+from lit_encoders.modules.stream_records import count_names, stream_counts, stream_records
 from lit_encoders.modules.token_mean import Loss as Loss
 from lit_encoders.modules.token_mean import TokenMeanModule
 from lit_encoders.objectives import Objective
 from lit_encoders.objectives.causal import clm_targets
 from lit_encoders.objectives.hashing import Purpose, resolve_seed, single_key
 from lit_encoders.objectives.masking import MaskVocabulary, Ratio, Targets
-from lit_encoders.objectives.streams import Aggregation, MaskStream, SharesOf, check_documents
+from lit_encoders.objectives.streams import Aggregation, MaskStream, SharesOf, check_documents, main_head
 from lit_encoders.optim.param_groups import apply_scales, parameter_groups
 
 if TYPE_CHECKING:
@@ -193,7 +194,7 @@ class LitEncoder(TokenMeanModule):
         self.seed = resolve_seed(seed)
         named = [replace(stream, head=self.head_key(stream.head)) for stream in self.streams]
         self.dealer = StreamDealer(named, shares_of, aggregation, self.seed)
-        self._step_counts: list[int] | None = None
+        self._step_targets = StepTargets(self.dealer)
         self.backbone: Backbone | None = None
         self._clm_head_filled = clm_head == "fresh"
         self._val_losses: list[dict[Objective, MeanMetric]] = []
@@ -205,12 +206,8 @@ class LitEncoder(TokenMeanModule):
 
     @property
     def main_head(self) -> str | None:
-        """The streams' head that is the model's own, and so is exported: the first distilled, else the first.
-
-        None where a stream names no head, and so has the model's own itself.
-        """
-        heads = [s.head for s in self.streams if s.distill] + [s.head for s in self.streams]
-        return heads[0] if heads and None not in heads else None
+        """The streams' head that is the model's own, and so is exported; None where a stream names no head."""
+        return main_head(self.streams)
 
     def head_key(self, head: str | None) -> str | None:
         """The added head of that name, None for the model's own."""
@@ -421,9 +418,9 @@ class LitEncoder(TokenMeanModule):
         return Loss(
             total=torch.stack([total for total, _, _ in losses]).sum(),
             num_targets=targets.num_targets,
-            terms=self._terms(objective, losses, asked, [stream.name for stream in streams]),
+            terms=loss_terms(objective, losses, asked, [stream.name for stream in streams]),
             divisor=divisor,
-            counts={} if members is None else self._stream_counts(members, targets),
+            counts={} if members is None else stream_counts(streams, members, targets),
         )
 
     def _prepare(self, batch: PackedBatch) -> tuple[Targets, list[RowGroup], float | None, Any]:
@@ -440,7 +437,8 @@ class LitEncoder(TokenMeanModule):
         )
         if members is None:
             return targets, [RowGroup(targets.rows, targets.labels, head=self._head_in_use(objective))], None, None
-        groups, divisor = self.dealer.groups(batch, targets, members, self._counts_of_step(batch))
+        of_step = self._step_targets.at(self.trainer, batch) if self.aggregation == "streams" else None
+        groups, divisor = self.dealer.groups(batch, targets, members, of_step)
         return targets, groups, divisor, members
 
     def loss_parts(self, batch: PackedBatch) -> tuple[dict[str, Tensor], float]:
@@ -457,59 +455,11 @@ class LitEncoder(TokenMeanModule):
         targets, groups, divisor, _ = self._prepare(batch)
         assert self.backbone is not None
         distil = [stream.distill for stream in self.streams]
-        named: dict[str, RowGroup] = {}
-        for stream, group in zip(self.streams, self.with_teacher(batch, "mlm", targets, groups, distil), strict=True):
-            named[stream.name] = group
-            if group.teacher is not None:
-                assert group.weights is not None
-                alone = replace(group, teacher=None, weights=group.weights * (1.0 - group.kd_weight))
-                named[f"{stream.name}.mlm"] = alone
-                named[f"{stream.name}.kd"] = replace(group, weights=group.weights * group.kd_weight, kd_weight=1.0)
+        taught = self.with_teacher(batch, "mlm", targets, groups, distil)
+        named = groups_by_term([stream.name for stream in self.streams], taught)
         packing = self.packing(batch, "mlm")
         losses = self.backbone(targets.input_ids, batch.position_ids, packing, list(named.values()))
         return {name: total for name, (total, _, _) in zip(named, losses, strict=True)}, float(divisor or 0.0)
-
-    def _terms(
-        self, objective: Objective, losses: list[tuple[Tensor, Tensor, Tensor]], distil: list[bool], names: list[str]
-    ) -> dict[str, tuple[Tensor, int]]:
-        """Unweighted losses for the log: over all targets, and of each stream; the same names on every rank."""
-        parts = {f"{objective}_loss": [(rows.sum(), len(rows)) for _, rows, _ in losses]}
-        taught = [(kd.sum(), len(kd)) for (_, _, kd), wanted in zip(losses, distil, strict=True) if wanted]
-        if taught:
-            parts["kd_loss"] = taught
-        for name, (_, rows, kd), wanted in zip(names, losses, distil, strict=False):
-            parts[f"{name}/{objective}_loss"] = [(rows.sum(), len(rows))]
-            if wanted:
-                parts[f"{name}/kd_loss"] = [(kd.sum(), len(kd))]
-        return {
-            name: (torch.stack([total for total, _ in found]).sum(), sum(count for _, count in found))
-            for name, found in parts.items()
-        }
-
-    def _stream_counts(self, members: Any, targets: Targets) -> dict[str, int]:
-        counts = {}
-        for number, stream in enumerate(self.streams):
-            mine = members == number
-            counts[f"{stream.name}/documents"] = int(mine.sum())
-            counts[f"{stream.name}/targets"] = int(targets.counts[mine].sum())
-        return counts
-
-    def _counts_of_step(self, batch: PackedBatch) -> list[int] | None:
-        """Targets of each stream in the step at hand, for an aggregation that is defined per step."""
-        if self.aggregation != "streams":
-            return None
-        trainer = self.trainer
-        data = getattr(trainer, "datamodule", None)
-        if not hasattr(data, "plans"):
-            raise ValueError("model.aggregation must be 'tokens' or 'inputs' without a TextDataModule, got 'streams'")
-        loop = trainer.fit_loop.epoch_loop
-        if self._step_counts is None or loop.batch_idx % trainer.accumulate_grad_batches == 0:
-            # trainer.limit_train_batches may cut the last step short.
-            left = trainer.num_training_batches - loop.batch_idx
-            packs = int(min(trainer.accumulate_grad_batches, left)) * trainer.world_size
-            ends = trainer.max_epochs not in (None, -1)
-            self._step_counts = self.dealer.step_counts(data.plans["train"], batch, packs, ends)  # type: ignore[union-attr]
-        return self._step_counts
 
     @override
     def training_step(self, batch: PackedBatch, batch_idx: int) -> Tensor:
@@ -647,26 +597,7 @@ class LitEncoder(TokenMeanModule):
         """
         if not self.streams:
             return {}
-        totals = self._counted_by_all()
-        return {
-            "aggregation": self.aggregation,
-            "streams": {
-                stream.name: {
-                    **asdict(stream),
-                    "documents": totals[f"{stream.name}/documents"],
-                    "targets": totals[f"{stream.name}/targets"],
-                }
-                for stream in self.streams
-            },
-        }
-
-    def _counted_by_all(self) -> dict[str, int]:
-        """Documents and targets of each stream so far, over all ranks; every rank has to ask."""
-        names = [f"{stream.name}/{what}" for stream in self.streams for what in ("documents", "targets")]
-        counts = torch.tensor([self.counted[name] for name in names], dtype=torch.float64, device=self.device)
-        if names and self.trainer.world_size > 1:
-            counts = self.trainer.strategy.reduce(counts, reduce_op="sum")  # type: ignore[assignment]
-        return dict(zip(names, (int(count) for count in counts.tolist()), strict=True))
+        return stream_records(self.streams, self.aggregation, self._counted_by_all(count_names(self.streams)))
 
     def _check_state(self, state: Mapping[str, Tensor]) -> None:
         """Refuse a checkpoint of another model, in one line."""
@@ -691,7 +622,11 @@ class LitEncoder(TokenMeanModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         # What an export needs, should the folder that the run began from be gone.
         config = json.dumps(self.config.to_dict(), default=str)
-        checkpoint["lit_encoders"] = {"config": config, "counted": self._counted_by_all(), **self.facts()}
+        checkpoint["lit_encoders"] = {
+            "config": config,
+            "counted": self._counted_by_all(count_names(self.streams)),
+            **self.facts(),
+        }
 
     @override
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
