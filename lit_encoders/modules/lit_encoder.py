@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from torchmetrics.aggregation import MeanMetric
 from typing_extensions import override
 
 from lit_encoders.data.examples import model_source
@@ -40,6 +39,7 @@ from lit_encoders.models.vocabulary import (
     load_tokenizer,
     mask_vocabulary,
 )
+from lit_encoders.modules.held_out import HeldOutLosses, log_held_out, measuring
 from lit_encoders.modules.pack_targets import masked_targets
 from lit_encoders.modules.settings import check_choice, check_masking, check_optimizer, check_stream_settings
 from lit_encoders.modules.stream_loss import StepTargets, StreamDealer, groups_by_term, loss_terms
@@ -197,8 +197,7 @@ class LitEncoder(TokenMeanModule):
         self._step_targets = StepTargets(self.dealer)
         self.backbone: Backbone | None = None
         self._clm_head_filled = clm_head == "fresh"
-        self._val_losses: list[dict[Objective, MeanMetric]] = []
-        self._val_names: list[str] = []
+        self._held_out: list[HeldOutLosses] = []
         self._backend: Literal["varlen", "flash_attn", "sdpa"] = "sdpa"
         self.objective = objective or self.default_objective
 
@@ -478,21 +477,16 @@ class LitEncoder(TokenMeanModule):
 
     # ---- validation ------------------------------------------------------------------------------------------------
 
-    def _new_losses(self) -> dict[Objective, MeanMetric]:
-        """A token-weighted mean for each objective that can be measured, in float64 and over all ranks."""
+    def _new_losses(self, name: str) -> HeldOutLosses:
+        """What a validation set measures: each objective that can be measured."""
         objectives: Sequence[Objective] = ["clm"] if self.mask_vocabulary is None else ["mlm", "clm"]
-        objectives = self.val_objectives or objectives
-        losses = {objective: MeanMetric().to(self.device) for objective in objectives}
-        for metric in losses.values():
-            metric.set_dtype(torch.float64)
-        return losses
+        return HeldOutLosses(name, self.val_objectives or objectives, self.device)
 
-    def _add_losses(self, losses: Mapping[Objective, MeanMetric], batch: PackedBatch) -> None:
-        for objective, metric in losses.items():
+    def _add_losses(self, losses: HeldOutLosses, batch: PackedBatch) -> None:
+        for objective in losses.means:
             targets = self.targets(batch, objective, mask_ratio=self.val_mask_ratio, seed=VALIDATION_SEED, epoch=0)
             if targets.num_targets:
-                total = self.pack_loss(batch, objective, targets)
-                metric.update(total.double() / targets.num_targets, targets.num_targets)
+                losses.add(objective, self.pack_loss(batch, objective, targets), targets.num_targets)
 
     @torch.no_grad()
     def held_out_losses(self, sets: Mapping[str, Iterable[PackedBatch]]) -> dict[str, float]:
@@ -504,49 +498,27 @@ class LitEncoder(TokenMeanModule):
         Returns:
             ``val/{mlm,clm}_loss``, or ``val/<name>/...`` for a named set: nats per target, over all ranks.
         """
-        training = self.training
         found: dict[str, float] = {}
-        self.eval()
-        try:
-            with self.trainer.precision_plugin.forward_context():
-                for name, batches in sets.items():
-                    losses = self._new_losses()
-                    for batch in batches:
-                        self._add_losses(losses, batch.to(self.device))
-                    where = f"val/{name}/" if name else "val/"
-                    found |= {f"{where}{objective}_loss": float(m.compute()) for objective, m in losses.items()}
-        finally:
-            self.train(training)
+        with measuring(self):
+            for name, batches in sets.items():
+                losses = self._new_losses(name)
+                for batch in batches:
+                    self._add_losses(losses, batch.to(self.device))
+                found |= {name: float(loss) for name, loss in losses.compute().items()}
         return found
 
     @override
     def on_validation_epoch_start(self) -> None:
         names = getattr(getattr(self.trainer, "datamodule", None), "val_names", [""])
-        self._val_losses = [self._new_losses() for _ in names]
-        self._val_names = [f"val/{name}/" if name else "val/" for name in names]
+        self._held_out = [self._new_losses(name) for name in names]
 
     @override
     def validation_step(self, batch: PackedBatch, batch_idx: int, dataloader_idx: int = 0) -> None:
-        self._add_losses(self._val_losses[dataloader_idx], batch)
+        self._add_losses(self._held_out[dataloader_idx], batch)
 
     @override
     def on_validation_epoch_end(self) -> None:
-        metrics = {}
-        for name, by_objective in zip(self._val_names, self._val_losses, strict=True):
-            for objective, metric in by_objective.items():
-                loss = metric.compute()
-                metrics[f"{name}{objective}_loss"] = loss
-                metrics[f"{name}{objective}_perplexity"] = loss.exp()
-        self.log_dict(metrics)
-        if self.trainer.state.fn == "fit":
-            # Lightning would place what follows step k at k - 1; a metric named "step" is its x.
-            self.log("step", float(self.trainer.global_step))
-        losses = {name: value for name, value in metrics.items() if name.endswith("loss")}
-        if self.trainer.sanity_checking:
-            # Lightning does not log what a sanity check measures, but here it is where the curves begin.
-            for logger in self.trainer.loggers:
-                logger.log_metrics({name: float(value) for name, value in metrics.items()}, self.trainer.global_step)
-        self.log_against_tokens(losses)
+        log_held_out(self, {name: loss for losses in self._held_out for name, loss in losses.compute().items()})
 
     # ---- optimizer and state ---------------------------------------------------------------------------------------
 
