@@ -39,6 +39,7 @@ from lit_encoders.models.vocabulary import (
     load_tokenizer,
     mask_vocabulary,
 )
+from lit_encoders.modules.checkpoint_facts import check_state, phases_so_far
 from lit_encoders.modules.held_out import HeldOutLosses, log_held_out, measuring
 from lit_encoders.modules.pack_targets import masked_targets
 from lit_encoders.modules.settings import check_choice, check_masking, check_optimizer, check_stream_settings
@@ -543,19 +544,12 @@ class LitEncoder(TokenMeanModule):
     def facts(self) -> dict[str, Any]:
         """Where the model stands: what a model card and an export from a checkpoint need, in plain types."""
         schedule = [p for c in self.trainer.callbacks for p in getattr(c, "resolved", [])]  # type: ignore[attr-defined]
-        phases = [
-            {"name": p.name, "objective": p.phase.objective, "steps": min(p.stop, self.trainer.global_step) - p.start}
-            for p in schedule
-            if p.start < self.trainer.global_step
-        ]
-        if not schedule:
-            phases = [{"name": "run", "objective": self.objective, "steps": self.trainer.global_step}]
         metrics = self.trainer.callback_metrics
         return {
             "base": str(self.hparams.get("backbone")) if isinstance(self.source, str) else self.config.model_type,
             "tokenizer": self.tokenizer.name_or_path,
             "data": list(getattr(getattr(self.trainer, "datamodule", None), "files", [])),
-            "phases": phases,
+            "phases": phases_so_far(schedule, self.objective, self.trainer.global_step),
             "tokens": self.tokens,
             "clm_head_filled": self._clm_head_filled,
             "main_head": self.main_head,
@@ -570,17 +564,6 @@ class LitEncoder(TokenMeanModule):
         if not self.streams:
             return {}
         return stream_records(self.streams, self.aggregation, self._counted_by_all(count_names(self.streams)))
-
-    def _check_state(self, state: Mapping[str, Tensor]) -> None:
-        """Refuse a checkpoint of another model, in one line."""
-        own = self.state_dict()
-        wrong = [name for name in {**own, **state} if name not in own or name not in state]
-        wrong = wrong or [name for name, tensor in state.items() if tensor.shape != own[name].shape]
-        if wrong:
-            raise ValueError(
-                f"the checkpoint must be of this model: {len(wrong)} tensors are missing, unknown or of another shape, "
-                f"got {', '.join(wrong[:3])}"
-            )
 
     @override
     def on_train_start(self) -> None:
@@ -603,7 +586,7 @@ class LitEncoder(TokenMeanModule):
     @override
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         if "state_dict" in checkpoint:  # A sharded run has loaded its weights by now.
-            self._check_state(checkpoint["state_dict"])
+            check_state(self.state_dict(), checkpoint["state_dict"])
         self._tokens = torch.tensor(checkpoint["lit_encoders"]["tokens"])
         self._clm_head_filled = checkpoint["lit_encoders"]["clm_head_filled"]
         # The file holds the sum over all ranks: one of them goes on from it.
