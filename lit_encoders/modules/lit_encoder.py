@@ -7,38 +7,20 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
-from lightning.pytorch import Callback
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from typing_extensions import override
 
-from lit_encoders.data.examples import model_source
 from lit_encoders.data.packs import PackedBatch
-from lit_encoders.models.attention import AttentionBackend, PackLayout, choose_backend
-from lit_encoders.models.backbone import (
-    Backbone,
-    RowGroup,
-    attention_dropout,
-    load_config,
-    load_language_model,
-    max_positions,
-)
-from lit_encoders.models.sharding import fill_state_
-from lit_encoders.models.vocabulary import (
-    check_same_vocabulary,
-    check_vocabulary,
-    continuations,
-    load_tokenizer,
-    mask_vocabulary,
-)
+from lit_encoders.models.attention import AttentionBackend
+from lit_encoders.models.backbone import Backbone, RowGroup
+from lit_encoders.modules.backbone_module import BackboneModule
+from lit_encoders.modules.backbone_module import Dtype as Dtype
 from lit_encoders.modules.checkpoint_facts import check_state, phases_so_far
 from lit_encoders.modules.held_out import HeldOutLosses, log_held_out, measuring
 from lit_encoders.modules.pack_targets import masked_targets
@@ -46,27 +28,22 @@ from lit_encoders.modules.settings import check_choice, check_masking, check_opt
 from lit_encoders.modules.stream_loss import StepTargets, StreamDealer, groups_by_term, loss_terms
 from lit_encoders.modules.stream_records import count_names, stream_counts, stream_records
 from lit_encoders.modules.token_mean import Loss as Loss
-from lit_encoders.modules.token_mean import TokenMeanModule
 from lit_encoders.objectives import Objective
 from lit_encoders.objectives.causal import clm_targets
-from lit_encoders.objectives.hashing import Purpose, resolve_seed, single_key
-from lit_encoders.objectives.masking import MaskVocabulary, Ratio, Targets
+from lit_encoders.objectives.hashing import Purpose, single_key
+from lit_encoders.objectives.masking import Ratio, Targets
 from lit_encoders.objectives.streams import Aggregation, MaskStream, SharesOf, check_documents, main_head
 from lit_encoders.optim.param_groups import apply_scales, parameter_groups
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 OptimizerCallable = Callable[[Any], Optimizer]
 LRSchedulerCallable = Callable[[Optimizer], LRScheduler]
 ClmHead = Literal["shared", "copy", "fresh"]
-Dtype = Literal["float32", "bfloat16", "float64"]
 
 # Validation masks are the same in every run, so that runs can be compared.
 VALIDATION_SEED = 0
 
 
-class LitEncoder(TokenMeanModule):
+class LitEncoder(BackboneModule):
     """Pretrain a Hugging Face encoder (or decoder) on packs of documents, by MLM or CLM.
 
     Setting ``module.objective = "clm"`` turns attention, labels and head together, from the next step on; optimizer
@@ -154,36 +131,25 @@ class LitEncoder(TokenMeanModule):
         lr_scheduler: LRSchedulerCallable | None = None,
         seed: int | None = None,
     ) -> None:
-        super().__init__()
-        self.save_hyperparameters(ignore=["optimizer", "lr_scheduler", "streams"])
-        self.streams = [MaskStream(**s) if isinstance(s, Mapping) else s for s in streams or []]
-        # Checkpoints hold plain types.
-        self.hparams["streams"] = [asdict(stream) for stream in self.streams] or None
+        # Before anything is read.
+        mask_streams = [MaskStream(**s) if isinstance(s, Mapping) else s for s in streams or []]
         check_choice("clm_head", clm_head, ClmHead)
         check_masking(mask_ratio, val_mask_ratio, corruption_ratio, corruption)
         check_optimizer(learning_rate, betas, eps, weight_decay, layer_decay)
-        check_stream_settings(self.streams, aggregation, shares_of, whole_words, self.distils)
-        self.source = model_source(backbone) if isinstance(backbone, str) else backbone
-        self.config = load_config(self.source)
-        self.tokenizer_source = None if tokenizer is None else model_source(tokenizer)
+        check_stream_settings(mask_streams, aggregation, shares_of, whole_words, self.distils)
+        super().__init__(backbone, tokenizer, mask_token, attention, dtype, activation_checkpointing, compile, seed)
+        self.save_hyperparameters(ignore=["optimizer", "lr_scheduler", "streams"])
+        self.streams = mask_streams
+        # Checkpoints hold plain types.
+        self.hparams["streams"] = [asdict(stream) for stream in self.streams] or None
         self.mask_ratio = mask_ratio
         self.corruption_ratio = corruption_ratio
         self.corruption = corruption
         self.whole_words = whole_words
         self.val_mask_ratio = val_mask_ratio
-        self.mask_token = mask_token
         self.aggregation = aggregation
         self.tie_decoder = tie_decoder
         self.clm_head = clm_head
-        self.attention = attention
-        self.weight_dtype: torch.dtype = getattr(torch, dtype)
-        if self.weight_dtype == torch.bfloat16:
-            rank_zero_warn(
-                f"model.dtype {dtype}: optimizer steps below the precision of a weight are rounded away; "
-                "float32 with trainer.precision bf16-mixed computes as fast and loses none"
-            )
-        self.activation_checkpointing = activation_checkpointing
-        self.compile_encoder = compile
         self.learning_rate = learning_rate
         self.betas = betas
         self.eps = eps
@@ -192,17 +158,14 @@ class LitEncoder(TokenMeanModule):
         self.layer_decay = layer_decay
         self.optimizer_callable = optimizer
         self.lr_scheduler_callable = lr_scheduler
-        self.seed = resolve_seed(seed)
         named = [replace(stream, head=self.head_key(stream.head)) for stream in self.streams]
         self.dealer = StreamDealer(named, shares_of, aggregation, self.seed)
         self._step_targets = StepTargets(self.dealer)
-        self.backbone: Backbone | None = None
         self._clm_head_filled = clm_head == "fresh"
         self._held_out: list[HeldOutLosses] = []
-        self._backend: Literal["varlen", "flash_attn", "sdpa"] = "sdpa"
         self.objective = objective or self.default_objective
 
-    # ---- the model -------------------------------------------------------------------------------------------------
+    # ---- objective and heads ---------------------------------------------------------------------------------------
 
     @property
     def main_head(self) -> str | None:
@@ -212,11 +175,6 @@ class LitEncoder(TokenMeanModule):
     def head_key(self, head: str | None) -> str | None:
         """The added head of that name, None for the model's own."""
         return None if head == self.main_head else head
-
-    @property
-    @override
-    def head_names(self) -> Sequence[str | None]:
-        return [None, *([] if self.backbone is None else self.backbone.heads)]
 
     @property
     def objective(self) -> Objective:
@@ -231,87 +189,18 @@ class LitEncoder(TokenMeanModule):
             self.check_mlm()
         self._objective: Objective = value
 
-    def check_mlm(self) -> None:
-        """Refuse MLM with a tokenizer that has nothing to mask with.
-
-        Raises:
-            ValueError: naming ``mask_token=``.
-        """
-        if self.mask_vocabulary is None:
-            raise ValueError(
-                "model.objective must be 'clm' (LitCLM) for a tokenizer without a mask token, got 'mlm'; "
-                "or name one of its tokens with model.mask_token="
-            )
-
-    @cached_property
-    def tokenizer(self) -> PreTrainedTokenizerBase:
-        """The tokenizer of the backbone, or the one named; checked against the model's vocabulary."""
-        if self.tokenizer_source is None and not isinstance(self.source, str):
-            raise ValueError("model.tokenizer must be named where model.backbone is a configuration, got None")
-        own = self.source if isinstance(self.source, str) else None
-        tokenizer = load_tokenizer(self.tokenizer_source or str(own), "model.tokenizer")
-        check_vocabulary(tokenizer, self.config.vocab_size)
-        if self.tokenizer_source is not None and own is not None:
-            try:
-                expected = load_tokenizer(own, "model.backbone")
-            except ValueError:
-                return tokenizer  # A backbone without a tokenizer of its own has nothing to compare with.
-            check_same_vocabulary(tokenizer, expected)
-        return tokenizer
-
-    @cached_property
-    def mask_vocabulary(self) -> MaskVocabulary | None:
-        """What masking may touch and write, on the module's device after set-up; None without a mask token."""
-        return mask_vocabulary(self.tokenizer, self.config.vocab_size, self.mask_token)
-
-    @cached_property
-    def _continuations(self) -> Tensor:
-        return continuations(self.tokenizer, self.config.vocab_size)
-
-    @property
-    def max_positions(self) -> int | None:
-        """Longest document that the backbone has positions for, in tokens."""
-        return max_positions(self.config)
-
-    @override
-    def configure_model(self) -> None:
-        if self.backbone is not None:
-            return
-        # New weights (a head that the folder lacks) must not depend on what drew before.
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.seed)
-            self.backbone = Backbone(load_language_model(self.source, self.config, self.weight_dtype))
-            for name in dict.fromkeys(stream.head for stream in self.dealer.streams if stream.head is not None):
-                self.backbone.add_head(name, own_decoder=not self.tie_decoder)
-            if self.clm_head != "shared":
-                head = self.backbone.add_head("clm")
-                if self.clm_head == "fresh":
-                    head.reset(self.backbone.model)
-        if self.activation_checkpointing:
-            self.backbone.use_activation_checkpointing()
-        if self.compile_encoder:
-            self.backbone.compile_encoder()
-        if self.device_mesh is not None:
-            self.backbone.shard(self.device_mesh["data_parallel"])
-
     def head(self, objective: Objective) -> str | None:
         """The head that an objective uses: the name of an added one, or None for the model's own."""
         return "clm" if objective == "clm" and self._clm_head_filled else None
 
     @override
-    def configure_callbacks(self) -> list[Callback]:
-        # Lightning's first hook: an attention that cannot run here is refused before any data is read.
-        precision = str(self.trainer.precision)
-        if precision.endswith("-true") and precision != "32-true":
-            raise ValueError(
-                "trainer.precision must be 32-true, bf16-mixed or 16-mixed (model.dtype sets the type of the weights), "
-                f"got {precision}"
-            )
-        device = self.trainer.strategy.root_device.type
-        self._backend = choose_backend(self.attention, device, self._compute_dtype(), attention_dropout(self.config))
-        if self.attention == "auto":
-            rank_zero_info(f"attention: {self._backend}")
-        return []
+    def _add_heads(self, backbone: Backbone) -> None:
+        for name in dict.fromkeys(stream.head for stream in self.dealer.streams if stream.head is not None):
+            backbone.add_head(name, own_decoder=not self.tie_decoder)
+        if self.clm_head != "shared":
+            head = backbone.add_head("clm")
+            if self.clm_head == "fresh":
+                head.reset(backbone.model)
 
     @override
     def setup(self, stage: str) -> None:
@@ -321,24 +210,7 @@ class LitEncoder(TokenMeanModule):
             micro_batches = self.trainer.accumulate_grad_batches * self.trainer.world_size
             check_documents(self.streams, sum(len(pack.documents) for pack in packs) / len(packs) * micro_batches)
 
-    def _compute_dtype(self) -> torch.dtype:
-        precision = str(self.trainer.precision)
-        if precision.startswith("bf16"):
-            return torch.bfloat16
-        if precision.startswith(("16", "transformer-engine-float16")):
-            return torch.float16
-        return self.weight_dtype
-
     # ---- targets and losses ----------------------------------------------------------------------------------------
-
-    def packing(self, batch: PackedBatch, objective: Objective) -> PackLayout:
-        """Boundaries and direction of a batch for an objective."""
-        return PackLayout(
-            batch.segment_lengths,
-            causal=objective == "clm",
-            backend=self._backend,
-            device=batch.input_ids.device,
-        )
 
     def targets(
         self,
@@ -564,14 +436,6 @@ class LitEncoder(TokenMeanModule):
         if not self.streams:
             return {}
         return stream_records(self.streams, self.aggregation, self._counted_by_all(count_names(self.streams)))
-
-    @override
-    def on_train_start(self) -> None:
-        heads = [] if self.backbone is None else list(self.backbone.heads.parameters())
-        if any(isinstance(parameter, DTensor) for parameter in heads):
-            # A sharded checkpoint needs state of a head that has rested until then, too.
-            for optimizer in self.trainer.optimizers:
-                fill_state_(optimizer, heads)
 
     @override
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:

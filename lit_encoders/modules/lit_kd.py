@@ -15,7 +15,8 @@ from lit_encoders.data.examples import model_source
 from lit_encoders.data.packs import PackedBatch
 from lit_encoders.models.backbone import Backbone, RowGroup, load_config, load_language_model, max_positions
 from lit_encoders.models.vocabulary import check_same_vocabulary, load_tokenizer
-from lit_encoders.modules.lit_encoder import Dtype, LitEncoder
+from lit_encoders.modules.backbone_module import Dtype
+from lit_encoders.modules.lit_encoder import LitEncoder
 from lit_encoders.modules.settings import check_choice
 from lit_encoders.objectives import Objective
 from lit_encoders.objectives.losses import Direction, Teacher
