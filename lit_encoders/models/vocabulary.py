@@ -68,6 +68,30 @@ def check_same_vocabulary(tokenizer: PreTrainedTokenizerBase, own: PreTrainedTok
         )
 
 
+def load_model_tokenizer(model: str | None, named: str | None, vocab_size: int) -> PreTrainedTokenizerBase:
+    """Load a model's tokenizer, or the one named in its place, and check it against the model's vocabulary.
+
+    Args:
+        model: folder or hub name; None for a model made from a configuration, which brings no tokenizer.
+        named: folder or hub name of another tokenizer; None takes the model's.
+        vocab_size: rows of the model's embeddings.
+
+    Raises:
+        ValueError: there is none, or it has another vocabulary.
+    """
+    if named is None and model is None:
+        raise ValueError("model.tokenizer must be named where model.backbone is a configuration, got None")
+    tokenizer = load_tokenizer(named or str(model), "model.tokenizer")
+    check_vocabulary(tokenizer, vocab_size)
+    if named is not None and model is not None:
+        try:
+            expected = load_tokenizer(model, "model.backbone")
+        except ValueError:
+            return tokenizer  # A backbone without a tokenizer of its own has nothing to compare with.
+        check_same_vocabulary(tokenizer, expected)
+    return tokenizer
+
+
 def continuations(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> torch.Tensor:
     """Ids that are written onto the token before them, bool (V,): what a word consists of, for whole-word masking.
 

@@ -3,68 +3,47 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
-from lightning.pytorch import Callback
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from torchmetrics.aggregation import MeanMetric
 from typing_extensions import override
 
-from lit_encoders.data.examples import model_source
 from lit_encoders.data.packs import PackedBatch
-from lit_encoders.models.attention import AttentionBackend, PackLayout, choose_backend
-from lit_encoders.models.backbone import (
-    Backbone,
-    RowGroup,
-    attention_dropout,
-    load_config,
-    load_language_model,
-    max_positions,
-)
-from lit_encoders.models.sharding import fill_state_
-from lit_encoders.models.vocabulary import (
-    check_same_vocabulary,
-    check_vocabulary,
-    continuations,
-    load_tokenizer,
-    mask_vocabulary,
-)
-from lit_encoders.modules.stream_loss import StreamDealer
+from lit_encoders.models.attention import AttentionBackend
+from lit_encoders.models.backbone import Backbone, RowGroup
+from lit_encoders.modules.backbone_module import BackboneModule
+from lit_encoders.modules.backbone_module import Dtype as Dtype
+from lit_encoders.modules.checkpoint_facts import check_state, phases_so_far
+from lit_encoders.modules.held_out import HeldOutLosses, log_held_out, measuring
+from lit_encoders.modules.pack_targets import masked_targets
+from lit_encoders.modules.settings import check_choice, check_masking, check_optimizer, check_stream_settings
+from lit_encoders.modules.stream_loss import StepTargets, StreamDealer, groups_by_term, loss_terms
+from lit_encoders.modules.stream_records import count_names, stream_counts, stream_records
 from lit_encoders.modules.token_mean import Loss as Loss
-from lit_encoders.modules.token_mean import TokenMeanModule
 from lit_encoders.objectives import Objective
 from lit_encoders.objectives.causal import clm_targets
-from lit_encoders.objectives.hashing import Purpose, resolve_seed, single_key
-from lit_encoders.objectives.masking import MaskVocabulary, Ratio, Targets, mlm_targets
-from lit_encoders.objectives.streams import Aggregation, MaskStream, SharesOf, check_documents, check_streams
-from lit_encoders.objectives.whole_words import whole_word_targets
+from lit_encoders.objectives.hashing import Purpose, single_key
+from lit_encoders.objectives.masking import Ratio, Targets
+from lit_encoders.objectives.streams import Aggregation, MaskStream, SharesOf, check_documents, main_head
 from lit_encoders.optim.param_groups import apply_scales, parameter_groups
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 OptimizerCallable = Callable[[Any], Optimizer]
 LRSchedulerCallable = Callable[[Optimizer], LRScheduler]
 ClmHead = Literal["shared", "copy", "fresh"]
-Dtype = Literal["float32", "bfloat16", "float64"]
 
 # Validation masks are the same in every run, so that runs can be compared.
 VALIDATION_SEED = 0
 
 
-class LitEncoder(TokenMeanModule):
+class LitEncoder(BackboneModule):
     """Pretrain a Hugging Face encoder (or decoder) on packs of documents, by MLM or CLM.
 
     Setting ``module.objective = "clm"`` turns attention, labels and head together, from the next step on; optimizer
@@ -152,50 +131,25 @@ class LitEncoder(TokenMeanModule):
         lr_scheduler: LRSchedulerCallable | None = None,
         seed: int | None = None,
     ) -> None:
-        super().__init__()
+        # Before anything is read.
+        mask_streams = [MaskStream(**s) if isinstance(s, Mapping) else s for s in streams or []]
+        check_choice("clm_head", clm_head, ClmHead)
+        check_masking(mask_ratio, val_mask_ratio, corruption_ratio, corruption)
+        check_optimizer(learning_rate, betas, eps, weight_decay, layer_decay)
+        check_stream_settings(mask_streams, aggregation, shares_of, whole_words, self.distils)
+        super().__init__(backbone, tokenizer, mask_token, attention, dtype, activation_checkpointing, compile, seed)
         self.save_hyperparameters(ignore=["optimizer", "lr_scheduler", "streams"])
-        self.streams = [MaskStream(**s) if isinstance(s, Mapping) else s for s in streams or []]
+        self.streams = mask_streams
         # Checkpoints hold plain types.
         self.hparams["streams"] = [asdict(stream) for stream in self.streams] or None
-        if clm_head not in get_args(ClmHead):
-            raise ValueError(f"model.clm_head must be one of {', '.join(get_args(ClmHead))}, got {clm_head!r}")
-        ratios = {"mask_ratio": mask_ratio, "val_mask_ratio": val_mask_ratio}
-        for name, ratio in ratios.items():
-            if not 0 < ratio <= 1:
-                raise ValueError(f"model.{name} must be in (0, 1], got {ratio}")
-        if corruption_ratio is not None and not 0 <= corruption_ratio <= 1:
-            raise ValueError(f"model.corruption_ratio must be in [0, 1], got {corruption_ratio}")
-        if min(corruption) < 0 or not math.isclose(sum(corruption), 1.0):
-            raise ValueError(f"model.corruption must be three shares that sum to 1, got {list(corruption)}")
-        for name, value in {"learning_rate": learning_rate, "eps": eps, "weight_decay": weight_decay}.items():
-            if not 0 <= value < math.inf:
-                raise ValueError(f"model.{name} must be at least 0 and finite, got {value}")
-        if not all(0 <= beta < 1 for beta in betas):
-            raise ValueError(f"model.betas must be in [0, 1), got {list(betas)}")
-        if layer_decay is not None and not 0 < layer_decay <= 1:
-            raise ValueError(f"model.layer_decay must be in (0, 1], got {layer_decay}")
-        self._check_streams(aggregation, shares_of, whole_words)
-        self.source = model_source(backbone) if isinstance(backbone, str) else backbone
-        self.config = load_config(self.source)
-        self.tokenizer_source = None if tokenizer is None else model_source(tokenizer)
         self.mask_ratio = mask_ratio
         self.corruption_ratio = corruption_ratio
         self.corruption = corruption
         self.whole_words = whole_words
         self.val_mask_ratio = val_mask_ratio
-        self.mask_token = mask_token
         self.aggregation = aggregation
         self.tie_decoder = tie_decoder
         self.clm_head = clm_head
-        self.attention = attention
-        self.weight_dtype: torch.dtype = getattr(torch, dtype)
-        if self.weight_dtype == torch.bfloat16:
-            rank_zero_warn(
-                f"model.dtype {dtype}: optimizer steps below the precision of a weight are rounded away; "
-                "float32 with trainer.precision bf16-mixed computes as fast and loses none"
-            )
-        self.activation_checkpointing = activation_checkpointing
-        self.compile_encoder = compile
         self.learning_rate = learning_rate
         self.betas = betas
         self.eps = eps
@@ -204,55 +158,23 @@ class LitEncoder(TokenMeanModule):
         self.layer_decay = layer_decay
         self.optimizer_callable = optimizer
         self.lr_scheduler_callable = lr_scheduler
-        self.seed = resolve_seed(seed)
         named = [replace(stream, head=self.head_key(stream.head)) for stream in self.streams]
         self.dealer = StreamDealer(named, shares_of, aggregation, self.seed)
-        self._step_counts: list[int] | None = None
-        self.backbone: Backbone | None = None
+        self._step_targets = StepTargets(self.dealer)
         self._clm_head_filled = clm_head == "fresh"
-        self._val_losses: list[dict[Objective, MeanMetric]] = []
-        self._val_names: list[str] = []
-        self._backend: Literal["varlen", "flash_attn", "sdpa"] = "sdpa"
+        self._held_out: list[HeldOutLosses] = []
         self.objective = objective or self.default_objective
 
-    def _check_streams(self, aggregation: Aggregation, shares_of: SharesOf, whole_words: bool) -> None:
-        if self.streams:
-            check_streams(self.streams)
-        for name, value, kind in (("aggregation", aggregation, Aggregation), ("shares_of", shares_of, SharesOf)):
-            if value not in get_args(kind):
-                raise ValueError(f"model.{name} must be one of {', '.join(get_args(kind))}, got {value!r}")
-        if any(stream.head == "clm" for stream in self.streams):
-            raise ValueError("model.streams must not name a head 'clm', which is that of CLM steps, got one that does")
-        if self.streams and whole_words and aggregation == "streams":
-            raise ValueError(
-                "model.aggregation must be 'tokens' or 'inputs' with model.whole_words (how many targets words make is "
-                "not known ahead), got 'streams'"
-            )
-        distilled = [stream.name for stream in self.streams if stream.distill]
-        if distilled and not self.distils:
-            raise ValueError(
-                f"model.streams may distill only in a LitKD, which has a teacher, got distill in {distilled[0]!r}"
-            )
-
-    # ---- the model -------------------------------------------------------------------------------------------------
+    # ---- objective and heads ---------------------------------------------------------------------------------------
 
     @property
     def main_head(self) -> str | None:
-        """The streams' head that is the model's own, and so is exported: the first distilled, else the first.
-
-        None where a stream names no head, and so has the model's own itself.
-        """
-        heads = [s.head for s in self.streams if s.distill] + [s.head for s in self.streams]
-        return heads[0] if heads and None not in heads else None
+        """The streams' head that is the model's own, and so is exported; None where a stream names no head."""
+        return main_head(self.streams)
 
     def head_key(self, head: str | None) -> str | None:
         """The added head of that name, None for the model's own."""
         return None if head == self.main_head else head
-
-    @property
-    @override
-    def head_names(self) -> Sequence[str | None]:
-        return [None, *([] if self.backbone is None else self.backbone.heads)]
 
     @property
     def objective(self) -> Objective:
@@ -267,87 +189,18 @@ class LitEncoder(TokenMeanModule):
             self.check_mlm()
         self._objective: Objective = value
 
-    def check_mlm(self) -> None:
-        """Refuse MLM with a tokenizer that has nothing to mask with.
-
-        Raises:
-            ValueError: naming ``mask_token=``.
-        """
-        if self.mask_vocabulary is None:
-            raise ValueError(
-                "model.objective must be 'clm' (LitCLM) for a tokenizer without a mask token, got 'mlm'; "
-                "or name one of its tokens with model.mask_token="
-            )
-
-    @cached_property
-    def tokenizer(self) -> PreTrainedTokenizerBase:
-        """The tokenizer of the backbone, or the one named; checked against the model's vocabulary."""
-        if self.tokenizer_source is None and not isinstance(self.source, str):
-            raise ValueError("model.tokenizer must be named where model.backbone is a configuration, got None")
-        own = self.source if isinstance(self.source, str) else None
-        tokenizer = load_tokenizer(self.tokenizer_source or str(own), "model.tokenizer")
-        check_vocabulary(tokenizer, self.config.vocab_size)
-        if self.tokenizer_source is not None and own is not None:
-            try:
-                expected = load_tokenizer(own, "model.backbone")
-            except ValueError:
-                return tokenizer  # A backbone without a tokenizer of its own has nothing to compare with.
-            check_same_vocabulary(tokenizer, expected)
-        return tokenizer
-
-    @cached_property
-    def mask_vocabulary(self) -> MaskVocabulary | None:
-        """What masking may touch and write, on the module's device after set-up; None without a mask token."""
-        return mask_vocabulary(self.tokenizer, self.config.vocab_size, self.mask_token)
-
-    @cached_property
-    def _continuations(self) -> Tensor:
-        return continuations(self.tokenizer, self.config.vocab_size)
-
-    @property
-    def max_positions(self) -> int | None:
-        """Longest document that the backbone has positions for, in tokens."""
-        return max_positions(self.config)
-
-    @override
-    def configure_model(self) -> None:
-        if self.backbone is not None:
-            return
-        # New weights (a head that the folder lacks) must not depend on what drew before.
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.seed)
-            self.backbone = Backbone(load_language_model(self.source, self.config, self.weight_dtype))
-            for name in dict.fromkeys(stream.head for stream in self.dealer.streams if stream.head is not None):
-                self.backbone.add_head(name, own_decoder=not self.tie_decoder)
-            if self.clm_head != "shared":
-                head = self.backbone.add_head("clm")
-                if self.clm_head == "fresh":
-                    head.reset(self.backbone.model)
-        if self.activation_checkpointing:
-            self.backbone.use_activation_checkpointing()
-        if self.compile_encoder:
-            self.backbone.compile_encoder()
-        if self.device_mesh is not None:
-            self.backbone.shard(self.device_mesh["data_parallel"])
-
     def head(self, objective: Objective) -> str | None:
         """The head that an objective uses: the name of an added one, or None for the model's own."""
         return "clm" if objective == "clm" and self._clm_head_filled else None
 
     @override
-    def configure_callbacks(self) -> list[Callback]:
-        # Lightning's first hook: an attention that cannot run here is refused before any data is read.
-        precision = str(self.trainer.precision)
-        if precision.endswith("-true") and precision != "32-true":
-            raise ValueError(
-                "trainer.precision must be 32-true, bf16-mixed or 16-mixed (model.dtype sets the type of the weights), "
-                f"got {precision}"
-            )
-        device = self.trainer.strategy.root_device.type
-        self._backend = choose_backend(self.attention, device, self._compute_dtype(), attention_dropout(self.config))
-        if self.attention == "auto":
-            rank_zero_info(f"attention: {self._backend}")
-        return []
+    def _add_heads(self, backbone: Backbone) -> None:
+        for name in dict.fromkeys(stream.head for stream in self.dealer.streams if stream.head is not None):
+            backbone.add_head(name, own_decoder=not self.tie_decoder)
+        if self.clm_head != "shared":
+            head = backbone.add_head("clm")
+            if self.clm_head == "fresh":
+                head.reset(backbone.model)
 
     @override
     def setup(self, stage: str) -> None:
@@ -357,24 +210,7 @@ class LitEncoder(TokenMeanModule):
             micro_batches = self.trainer.accumulate_grad_batches * self.trainer.world_size
             check_documents(self.streams, sum(len(pack.documents) for pack in packs) / len(packs) * micro_batches)
 
-    def _compute_dtype(self) -> torch.dtype:
-        precision = str(self.trainer.precision)
-        if precision.startswith("bf16"):
-            return torch.bfloat16
-        if precision.startswith(("16", "transformer-engine-float16")):
-            return torch.float16
-        return self.weight_dtype
-
     # ---- targets and losses ----------------------------------------------------------------------------------------
-
-    def packing(self, batch: PackedBatch, objective: Objective) -> PackLayout:
-        """Boundaries and direction of a batch for an objective."""
-        return PackLayout(
-            batch.segment_lengths,
-            causal=objective == "clm",
-            backend=self._backend,
-            device=batch.input_ids.device,
-        )
 
     def targets(
         self,
@@ -391,35 +227,12 @@ class LitEncoder(TokenMeanModule):
             return clm_targets(batch.input_ids, batch.segment_ids, batch.lengths)
         self.check_mlm()
         assert self.mask_vocabulary is not None
-        if self.whole_words:
-            # How many targets whole words make shows in the ids only: chosen on the host, no step waits for them.
-            host = batch.on_host or batch
-            found = whole_word_targets(
-                host.input_ids,
-                host.segment_ids,
-                host.segment_starts,
-                host.document_positions,
-                host.documents,
-                self.mask_vocabulary,
-                self._continuations,
-                seed=seed,
-                epoch=epoch,
-                mask_ratio=mask_ratio,
-                corruption_ratio=corruption_ratio,
-                shares=self.corruption,
-            )
-            return found.to(batch.input_ids.device)
-        vocabulary = self.mask_vocabulary
-        if vocabulary.special.device != batch.input_ids.device:
-            vocabulary = self.mask_vocabulary = vocabulary.to(batch.input_ids.device)
-        return mlm_targets(
-            batch.input_ids,
-            batch.segment_ids,
-            batch.segment_starts,
-            batch.document_positions,
-            batch.documents,
-            batch.eligible_span,
-            vocabulary,
+        if not self.whole_words and self.mask_vocabulary.special.device != batch.input_ids.device:
+            self.mask_vocabulary = self.mask_vocabulary.to(batch.input_ids.device)
+        return masked_targets(
+            batch,
+            self.mask_vocabulary,
+            self._continuations if self.whole_words else None,
             seed=seed,
             epoch=epoch,
             mask_ratio=mask_ratio,
@@ -477,9 +290,9 @@ class LitEncoder(TokenMeanModule):
         return Loss(
             total=torch.stack([total for total, _, _ in losses]).sum(),
             num_targets=targets.num_targets,
-            terms=self._terms(objective, losses, asked, [stream.name for stream in streams]),
+            terms=loss_terms(objective, losses, asked, [stream.name for stream in streams]),
             divisor=divisor,
-            counts={} if members is None else self._stream_counts(members, targets),
+            counts={} if members is None else stream_counts(streams, members, targets),
         )
 
     def _prepare(self, batch: PackedBatch) -> tuple[Targets, list[RowGroup], float | None, Any]:
@@ -496,7 +309,8 @@ class LitEncoder(TokenMeanModule):
         )
         if members is None:
             return targets, [RowGroup(targets.rows, targets.labels, head=self._head_in_use(objective))], None, None
-        groups, divisor = self.dealer.groups(batch, targets, members, self._counts_of_step(batch))
+        of_step = self._step_targets.at(self.trainer, batch) if self.aggregation == "streams" else None
+        groups, divisor = self.dealer.groups(batch, targets, members, of_step)
         return targets, groups, divisor, members
 
     def loss_parts(self, batch: PackedBatch) -> tuple[dict[str, Tensor], float]:
@@ -513,59 +327,11 @@ class LitEncoder(TokenMeanModule):
         targets, groups, divisor, _ = self._prepare(batch)
         assert self.backbone is not None
         distil = [stream.distill for stream in self.streams]
-        named: dict[str, RowGroup] = {}
-        for stream, group in zip(self.streams, self.with_teacher(batch, "mlm", targets, groups, distil), strict=True):
-            named[stream.name] = group
-            if group.teacher is not None:
-                assert group.weights is not None
-                alone = replace(group, teacher=None, weights=group.weights * (1.0 - group.kd_weight))
-                named[f"{stream.name}.mlm"] = alone
-                named[f"{stream.name}.kd"] = replace(group, weights=group.weights * group.kd_weight, kd_weight=1.0)
+        taught = self.with_teacher(batch, "mlm", targets, groups, distil)
+        named = groups_by_term([stream.name for stream in self.streams], taught)
         packing = self.packing(batch, "mlm")
         losses = self.backbone(targets.input_ids, batch.position_ids, packing, list(named.values()))
         return {name: total for name, (total, _, _) in zip(named, losses, strict=True)}, float(divisor or 0.0)
-
-    def _terms(
-        self, objective: Objective, losses: list[tuple[Tensor, Tensor, Tensor]], distil: list[bool], names: list[str]
-    ) -> dict[str, tuple[Tensor, int]]:
-        """Unweighted losses for the log: over all targets, and of each stream; the same names on every rank."""
-        parts = {f"{objective}_loss": [(rows.sum(), len(rows)) for _, rows, _ in losses]}
-        taught = [(kd.sum(), len(kd)) for (_, _, kd), wanted in zip(losses, distil, strict=True) if wanted]
-        if taught:
-            parts["kd_loss"] = taught
-        for name, (_, rows, kd), wanted in zip(names, losses, distil, strict=False):
-            parts[f"{name}/{objective}_loss"] = [(rows.sum(), len(rows))]
-            if wanted:
-                parts[f"{name}/kd_loss"] = [(kd.sum(), len(kd))]
-        return {
-            name: (torch.stack([total for total, _ in found]).sum(), sum(count for _, count in found))
-            for name, found in parts.items()
-        }
-
-    def _stream_counts(self, members: Any, targets: Targets) -> dict[str, int]:
-        counts = {}
-        for number, stream in enumerate(self.streams):
-            mine = members == number
-            counts[f"{stream.name}/documents"] = int(mine.sum())
-            counts[f"{stream.name}/targets"] = int(targets.counts[mine].sum())
-        return counts
-
-    def _counts_of_step(self, batch: PackedBatch) -> list[int] | None:
-        """Targets of each stream in the step at hand, for an aggregation that is defined per step."""
-        if self.aggregation != "streams":
-            return None
-        trainer = self.trainer
-        data = getattr(trainer, "datamodule", None)
-        if not hasattr(data, "plans"):
-            raise ValueError("model.aggregation must be 'tokens' or 'inputs' without a TextDataModule, got 'streams'")
-        loop = trainer.fit_loop.epoch_loop
-        if self._step_counts is None or loop.batch_idx % trainer.accumulate_grad_batches == 0:
-            # trainer.limit_train_batches may cut the last step short.
-            left = trainer.num_training_batches - loop.batch_idx
-            packs = int(min(trainer.accumulate_grad_batches, left)) * trainer.world_size
-            ends = trainer.max_epochs not in (None, -1)
-            self._step_counts = self.dealer.step_counts(data.plans["train"], batch, packs, ends)  # type: ignore[union-attr]
-        return self._step_counts
 
     @override
     def training_step(self, batch: PackedBatch, batch_idx: int) -> Tensor:
@@ -584,21 +350,16 @@ class LitEncoder(TokenMeanModule):
 
     # ---- validation ------------------------------------------------------------------------------------------------
 
-    def _new_losses(self) -> dict[Objective, MeanMetric]:
-        """A token-weighted mean for each objective that can be measured, in float64 and over all ranks."""
+    def _new_losses(self, name: str) -> HeldOutLosses:
+        """What a validation set measures: each objective that can be measured."""
         objectives: Sequence[Objective] = ["clm"] if self.mask_vocabulary is None else ["mlm", "clm"]
-        objectives = self.val_objectives or objectives
-        losses = {objective: MeanMetric().to(self.device) for objective in objectives}
-        for metric in losses.values():
-            metric.set_dtype(torch.float64)
-        return losses
+        return HeldOutLosses(name, self.val_objectives or objectives, self.device)
 
-    def _add_losses(self, losses: Mapping[Objective, MeanMetric], batch: PackedBatch) -> None:
-        for objective, metric in losses.items():
+    def _add_losses(self, losses: HeldOutLosses, batch: PackedBatch) -> None:
+        for objective in losses.means:
             targets = self.targets(batch, objective, mask_ratio=self.val_mask_ratio, seed=VALIDATION_SEED, epoch=0)
             if targets.num_targets:
-                total = self.pack_loss(batch, objective, targets)
-                metric.update(total.double() / targets.num_targets, targets.num_targets)
+                losses.add(objective, self.pack_loss(batch, objective, targets), targets.num_targets)
 
     @torch.no_grad()
     def held_out_losses(self, sets: Mapping[str, Iterable[PackedBatch]]) -> dict[str, float]:
@@ -610,49 +371,27 @@ class LitEncoder(TokenMeanModule):
         Returns:
             ``val/{mlm,clm}_loss``, or ``val/<name>/...`` for a named set: nats per target, over all ranks.
         """
-        training = self.training
         found: dict[str, float] = {}
-        self.eval()
-        try:
-            with self.trainer.precision_plugin.forward_context():
-                for name, batches in sets.items():
-                    losses = self._new_losses()
-                    for batch in batches:
-                        self._add_losses(losses, batch.to(self.device))
-                    where = f"val/{name}/" if name else "val/"
-                    found |= {f"{where}{objective}_loss": float(m.compute()) for objective, m in losses.items()}
-        finally:
-            self.train(training)
+        with measuring(self):
+            for name, batches in sets.items():
+                losses = self._new_losses(name)
+                for batch in batches:
+                    self._add_losses(losses, batch.to(self.device))
+                found |= {name: float(loss) for name, loss in losses.compute().items()}
         return found
 
     @override
     def on_validation_epoch_start(self) -> None:
         names = getattr(getattr(self.trainer, "datamodule", None), "val_names", [""])
-        self._val_losses = [self._new_losses() for _ in names]
-        self._val_names = [f"val/{name}/" if name else "val/" for name in names]
+        self._held_out = [self._new_losses(name) for name in names]
 
     @override
     def validation_step(self, batch: PackedBatch, batch_idx: int, dataloader_idx: int = 0) -> None:
-        self._add_losses(self._val_losses[dataloader_idx], batch)
+        self._add_losses(self._held_out[dataloader_idx], batch)
 
     @override
     def on_validation_epoch_end(self) -> None:
-        metrics = {}
-        for name, by_objective in zip(self._val_names, self._val_losses, strict=True):
-            for objective, metric in by_objective.items():
-                loss = metric.compute()
-                metrics[f"{name}{objective}_loss"] = loss
-                metrics[f"{name}{objective}_perplexity"] = loss.exp()
-        self.log_dict(metrics)
-        if self.trainer.state.fn == "fit":
-            # Lightning would place what follows step k at k - 1; a metric named "step" is its x.
-            self.log("step", float(self.trainer.global_step))
-        losses = {name: value for name, value in metrics.items() if name.endswith("loss")}
-        if self.trainer.sanity_checking:
-            # Lightning does not log what a sanity check measures, but here it is where the curves begin.
-            for logger in self.trainer.loggers:
-                logger.log_metrics({name: float(value) for name, value in metrics.items()}, self.trainer.global_step)
-        self.log_against_tokens(losses)
+        log_held_out(self, {name: loss for losses in self._held_out for name, loss in losses.compute().items()})
 
     # ---- optimizer and state ---------------------------------------------------------------------------------------
 
@@ -677,19 +416,12 @@ class LitEncoder(TokenMeanModule):
     def facts(self) -> dict[str, Any]:
         """Where the model stands: what a model card and an export from a checkpoint need, in plain types."""
         schedule = [p for c in self.trainer.callbacks for p in getattr(c, "resolved", [])]  # type: ignore[attr-defined]
-        phases = [
-            {"name": p.name, "objective": p.phase.objective, "steps": min(p.stop, self.trainer.global_step) - p.start}
-            for p in schedule
-            if p.start < self.trainer.global_step
-        ]
-        if not schedule:
-            phases = [{"name": "run", "objective": self.objective, "steps": self.trainer.global_step}]
         metrics = self.trainer.callback_metrics
         return {
             "base": str(self.hparams.get("backbone")) if isinstance(self.source, str) else self.config.model_type,
             "tokenizer": self.tokenizer.name_or_path,
             "data": list(getattr(getattr(self.trainer, "datamodule", None), "files", [])),
-            "phases": phases,
+            "phases": phases_so_far(schedule, self.objective, self.trainer.global_step),
             "tokens": self.tokens,
             "clm_head_filled": self._clm_head_filled,
             "main_head": self.main_head,
@@ -703,56 +435,22 @@ class LitEncoder(TokenMeanModule):
         """
         if not self.streams:
             return {}
-        totals = self._counted_by_all()
-        return {
-            "aggregation": self.aggregation,
-            "streams": {
-                stream.name: {
-                    **asdict(stream),
-                    "documents": totals[f"{stream.name}/documents"],
-                    "targets": totals[f"{stream.name}/targets"],
-                }
-                for stream in self.streams
-            },
-        }
-
-    def _counted_by_all(self) -> dict[str, int]:
-        """Documents and targets of each stream so far, over all ranks; every rank has to ask."""
-        names = [f"{stream.name}/{what}" for stream in self.streams for what in ("documents", "targets")]
-        counts = torch.tensor([self.counted[name] for name in names], dtype=torch.float64, device=self.device)
-        if names and self.trainer.world_size > 1:
-            counts = self.trainer.strategy.reduce(counts, reduce_op="sum")  # type: ignore[assignment]
-        return dict(zip(names, (int(count) for count in counts.tolist()), strict=True))
-
-    def _check_state(self, state: Mapping[str, Tensor]) -> None:
-        """Refuse a checkpoint of another model, in one line."""
-        own = self.state_dict()
-        wrong = [name for name in {**own, **state} if name not in own or name not in state]
-        wrong = wrong or [name for name, tensor in state.items() if tensor.shape != own[name].shape]
-        if wrong:
-            raise ValueError(
-                f"the checkpoint must be of this model: {len(wrong)} tensors are missing, unknown or of another shape, "
-                f"got {', '.join(wrong[:3])}"
-            )
-
-    @override
-    def on_train_start(self) -> None:
-        heads = [] if self.backbone is None else list(self.backbone.heads.parameters())
-        if any(isinstance(parameter, DTensor) for parameter in heads):
-            # A sharded checkpoint needs state of a head that has rested until then, too.
-            for optimizer in self.trainer.optimizers:
-                fill_state_(optimizer, heads)
+        return stream_records(self.streams, self.aggregation, self._counted_by_all(count_names(self.streams)))
 
     @override
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         # What an export needs, should the folder that the run began from be gone.
         config = json.dumps(self.config.to_dict(), default=str)
-        checkpoint["lit_encoders"] = {"config": config, "counted": self._counted_by_all(), **self.facts()}
+        checkpoint["lit_encoders"] = {
+            "config": config,
+            "counted": self._counted_by_all(count_names(self.streams)),
+            **self.facts(),
+        }
 
     @override
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         if "state_dict" in checkpoint:  # A sharded run has loaded its weights by now.
-            self._check_state(checkpoint["state_dict"])
+            check_state(self.state_dict(), checkpoint["state_dict"])
         self._tokens = torch.tensor(checkpoint["lit_encoders"]["tokens"])
         self._clm_head_filled = checkpoint["lit_encoders"]["clm_head_filled"]
         # The file holds the sum over all ranks: one of them goes on from it.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info
@@ -15,7 +15,9 @@ from lit_encoders.data.examples import model_source
 from lit_encoders.data.packs import PackedBatch
 from lit_encoders.models.backbone import Backbone, RowGroup, load_config, load_language_model, max_positions
 from lit_encoders.models.vocabulary import check_same_vocabulary, load_tokenizer
-from lit_encoders.modules.lit_encoder import Dtype, LitEncoder
+from lit_encoders.modules.backbone_module import Dtype
+from lit_encoders.modules.lit_encoder import LitEncoder
+from lit_encoders.modules.settings import check_choice
 from lit_encoders.objectives import Objective
 from lit_encoders.objectives.losses import Direction, Teacher
 from lit_encoders.objectives.masking import Targets
@@ -74,9 +76,8 @@ class LitKD(LitEncoder):
             raise ValueError(f"model.temperature must be above 0, got {temperature}")
         if not 0 <= kd_weight <= 1:
             raise ValueError(f"model.kd_weight must be in [0, 1], got {kd_weight}")
-        for name, value, kind in (("direction", direction, Direction), ("distil_in", distil_in, DistilIn)):
-            if value not in get_args(kind):
-                raise ValueError(f"model.{name} must be one of {', '.join(get_args(kind))}, got {value!r}")
+        check_choice("direction", direction, Direction)
+        check_choice("distil_in", distil_in, DistilIn)
         if self.streams and not any(stream.distill for stream in self.streams):
             raise ValueError("model.streams must have a stream with distill for a teacher to teach, got none")
         self.teacher_source = model_source(teacher) if isinstance(teacher, str) else teacher

@@ -92,6 +92,13 @@ class TokenMeanModule(LightningModule):
         """More figures to log with each optimizer step; none, unless overridden."""
         return {}
 
+    def _counted_by_all(self, names: Sequence[str]) -> dict[str, int]:
+        """What all ranks have counted so far under these names; every rank has to ask."""
+        counts = torch.tensor([self.counted[name] for name in names], dtype=torch.float64, device=self.device)
+        if names and self.trainer.world_size > 1:
+            counts = self.trainer.strategy.reduce(counts, reduce_op="sum")  # type: ignore[assignment]
+        return dict(zip(names, (int(count) for count in counts.tolist()), strict=True))
+
     def use_head(self, head: str | None) -> None:
         """Note that the micro-batch at hand uses a head, so that it does not count as resting."""
         self._window.heads.add(head)

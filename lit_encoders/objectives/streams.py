@@ -90,6 +90,18 @@ def check_documents(streams: Sequence[MaskStream], documents: float) -> None:
             )
 
 
+def main_head(streams: Sequence[MaskStream]) -> str | None:
+    """The streams' head that is the model's own, and so is exported: the first distilled, else the first.
+
+    None where a stream names no head, and so has the model's own itself.
+
+    >>> main_head([MaskStream("narrow", 0.05, 0.8, head="a"), MaskStream("wide", 0.5, 0.2, distill=True, head="b")])
+    'b'
+    """
+    heads = [s.head for s in streams if s.distill] + [s.head for s in streams]
+    return heads[0] if heads and None not in heads else None
+
+
 @cache
 def stream_pattern(shares: tuple[float, ...]) -> IntArray:
     """Deal out streams as evenly as whole numbers allow: one period of the endless pattern, (P,).

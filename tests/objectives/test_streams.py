@@ -12,6 +12,7 @@ from lit_encoders.objectives.streams import (
     MaskStream,
     check_documents,
     check_streams,
+    main_head,
     piece_weights,
     stream_pattern,
     streams_by_rank,
@@ -141,3 +142,19 @@ def test_awkward_shares_have_a_short_pattern_that_is_made_once() -> None:
     assert len(pattern) <= 1000
     assert np.bincount(pattern) / len(pattern) == pytest.approx(shares, abs=1e-3)
     assert stream_pattern(shares) is pattern
+
+
+@pytest.mark.parametrize(
+    ("heads", "distilled", "own"),
+    [
+        ([], None, None),
+        (["a", "b"], None, "a"),
+        (["a", "b"], 1, "b"),
+        (["a", None], 0, None),
+        ([None, None], None, None),
+        (["both", "both"], 1, "both"),
+    ],
+)
+def test_the_head_that_is_exported(heads: list[str | None], distilled: int | None, own: str | None) -> None:
+    streams = [MaskStream(f"s{i}", 0.1, 0.5, distill=i == distilled, head=head) for i, head in enumerate(heads)]
+    assert main_head(streams) == own
