@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from lit_encoders.callbacks.l2sp import L2SP as L2SP
     from lit_encoders.callbacks.layer_freezing import FreezeWindow as FreezeWindow
     from lit_encoders.callbacks.layer_freezing import LayerFreezing as LayerFreezing
+    from lit_encoders.callbacks.numerics_guard import NumericsGuard as NumericsGuard
     from lit_encoders.callbacks.objective_schedule import CLMDetour as CLMDetour
     from lit_encoders.callbacks.objective_schedule import ObjectiveSchedule as ObjectiveSchedule
     from lit_encoders.callbacks.objective_schedule import Phase as Phase
@@ -29,6 +30,7 @@ _HOMES = {
     "HFExport": "hf_export",
     "L2SP": "l2sp",
     "LayerFreezing": "layer_freezing",
+    "NumericsGuard": "numerics_guard",
     "ObjectiveSchedule": "objective_schedule",
     "Phase": "objective_schedule",
     "RunSummary": "run_summary",

@@ -25,6 +25,7 @@ from lit_encoders.callbacks.objective_schedule import ObjectiveSchedule, find_sc
 from lit_encoders.callbacks.run_summary import print_stored_summary
 from lit_encoders.data.datamodule import TextDataModule
 from lit_encoders.mistakes import in_one_line
+from lit_encoders.modules.fsdp2 import FSDP2Strategy as FSDP2Strategy
 from lit_encoders.modules.lit_clm import LitCLM as LitCLM
 from lit_encoders.modules.lit_encoder import LitEncoder
 from lit_encoders.modules.lit_mlm import LitMLM as LitMLM
@@ -33,12 +34,15 @@ from lit_encoders.preview import preview
 from lit_encoders.quiet import quieten
 from lit_encoders.recipes import config_folder, replace_names
 from lit_encoders.resume.run_folder import RunLock, differences
-from lit_encoders.resume.store import check_checkpoint, newest_checkpoint
+from lit_encoders.resume.store import PART, check_checkpoint, newest_checkpoint
+from lit_encoders.weights.sharded import consolidate, is_sharded
 
 # What a run leaves in its folder; any of them means that the folder is taken.
 RUN_FILES = ("config.yaml", "logs", "checkpoints", "export", "summary.json")
 # For ``ckpt_path``: go on from the newest sound checkpoint of the run folder, if there is one.
 AUTO = "auto"
+# Strategies that read a sharded checkpoint as it is.
+SHARDED = ("FSDP2Strategy", "ModelParallelStrategy")
 
 
 class RunFinishedError(Exception):
@@ -111,7 +115,7 @@ def check_named_checkpoint(path: str | Path, key: str) -> None:
     Raises:
         ValueError: with the reason.
     """
-    if not (zipfile.is_zipfile(path) or (Path(path) / ".metadata").is_file()):
+    if not (zipfile.is_zipfile(path) or is_sharded(Path(path))):
         raise ValueError(f"{key} must be a checkpoint that exists, got {str(path)!r}")
     try:
         check_checkpoint(Path(path))
@@ -193,6 +197,21 @@ class EncoderCLI(LightningCLI):
             return
         self._make_root()
         self._claim_root()
+        self._put_together()
+
+    def _put_together(self) -> None:
+        """Make a file of the pieces of a sharded run, where this one is not sharded."""
+        settings = self.config["fit"]
+        path = settings.get("ckpt_path")
+        strategy = settings.trainer.strategy
+        name = strategy if isinstance(strategy, str) else strategy.class_path
+        if path is None or not is_sharded(Path(path)) or name == "fsdp2" or name.endswith(SHARDED):
+            return
+        # Cleared away with what a killed run leaves, once training has begun.
+        whole = self.root / CHECKPOINTS / f".whole-{rank_zero_only.rank}.ckpt{PART}"
+        whole.parent.mkdir(parents=True, exist_ok=True)
+        consolidate(Path(path), whole)
+        settings.ckpt_path = str(whole)
 
     def _make_root(self) -> None:
         # The folders that this command makes, innermost first.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import struct
 import zipfile
@@ -21,6 +20,8 @@ from lit_encoders.models.layer_range import LayerMap, map_layers
 from lit_encoders.models.skeleton import skeleton
 from lit_encoders.models.stored_names import GEMMA3_TEXT_TOWER, OLD_NORMS
 from lit_encoders.weights.names import match_names
+from lit_encoders.weights.sharded import is_sharded, read_meta, read_sharded
+from lit_encoders.weights.stored_tensor import StoredTensor
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -38,66 +39,6 @@ _SAFETENSORS_TYPES = {
     "BOOL": torch.bool,
 }
 TYPE_NAMES = {dtype: name for name, dtype in _SAFETENSORS_TYPES.items()}
-
-
-def as_bytes(block: Tensor) -> memoryview:
-    """The memory of a flat tensor on the CPU, as bytes that can be read and written; nothing is copied."""
-    return memoryview(block.view(torch.uint8).numpy())  # type: ignore[arg-type]
-
-
-@dataclass(frozen=True)
-class StoredTensor:
-    """A tensor in a file, row-major.
-
-    Attributes:
-        path: the file.
-        offset: of its first byte.
-        dtype: of its elements.
-        shape: of the whole.
-    """
-
-    path: Path
-    offset: int
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-
-    @property
-    def numel(self) -> int:
-        """Number of elements."""
-        return int(torch.Size(self.shape).numel())
-
-    def read(self, start: int = 0, stop: int | None = None, out: Tensor | None = None) -> Tensor:
-        """Read elements ``start`` to ``stop`` of the flattened tensor.
-
-        The file is opened anew and read, not mapped: pages of a map that stays open count as memory in use.
-
-        Args:
-            start: first element.
-            stop: the one after the last; None for the end.
-            out: a flat tensor of at least so many elements and the type, to read into.
-
-        Raises:
-            ValueError: the file ends before them.
-        """
-        count = (self.numel if stop is None else stop) - start
-        block = torch.empty(count, dtype=self.dtype) if out is None else out[:count]
-        if count:
-            view = as_bytes(block)
-            file = os.open(self.path, os.O_RDONLY)
-            try:
-                place, offset = 0, self.offset + start * self.dtype.itemsize
-                while place < len(view):
-                    got = os.preadv(file, [view[place:]], offset + place)
-                    if not got:
-                        raise ValueError(f"weights must be whole, got a file that is cut off: '{self.path}'")
-                    place += got
-            finally:
-                os.close(file)
-        return block
-
-    def load(self) -> Tensor:
-        """Read the whole tensor, in its shape."""
-        return self.read().reshape(self.shape)
 
 
 @dataclass(frozen=True)
@@ -164,7 +105,7 @@ def open_stored(source: str, key: str) -> StoredModel:
     """Open a model for reading, under the names in its files; see `open_weights`."""
     path = Path(source)
     with _in_the_name_of(key, source):
-        if path.is_file():
+        if path.is_file() or is_sharded(path):
             return _open_checkpoint(path, key)
         folder = _folder(model_source(source))
         settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
@@ -276,12 +217,13 @@ def _stored(state: Mapping[str, Any], path: Path) -> dict[str, StoredTensor]:
 
 def _open_checkpoint(path: Path, key: str) -> StoredModel:
     """Open the model in a training checkpoint; heads and parts beside the model are no part of it."""
-    saved = _without_data(path)
+    sharded = is_sharded(path)
+    saved = read_meta(path) if sharded else _without_data(path)
     facts = saved.get("lit_encoders") if isinstance(saved, dict) else None
     if facts is None:
         raise ValueError("it is no checkpoint of a LitEncoder")
     settings = {**json.loads(facts["config"]), "architectures": None}
-    tensors = _stored(saved["state_dict"], path)
+    tensors = read_sharded(path) if sharded else _stored(saved["state_dict"], path)
     if any(name.startswith("backbone.model.") for name in tensors):
         tensors = {name: tensor for name, tensor in tensors.items() if name.startswith("backbone.model.")}
     return StoredModel(str(path), key, None, settings, tensors, facts["tokenizer"])

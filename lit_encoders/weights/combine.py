@@ -22,7 +22,8 @@ import torch
 from torch import Tensor
 from xxhash import xxh3_128_digest
 
-from lit_encoders.weights.checkpoint import TYPE_NAMES, StoredModel, StoredTensor, as_bytes
+from lit_encoders.weights.checkpoint import TYPE_NAMES, StoredModel
+from lit_encoders.weights.stored_tensor import StoredTensor, as_bytes
 
 # Elements of a block: 4 MB in float64, so that sums are made inside the caches.
 BLOCK = 1 << 19
@@ -308,7 +309,7 @@ def write_model(
     Returns:
         The recipe, with the models' digests and the versions of what made it.
     """
-    _write_companions(output, template, result_types(models, plan))
+    write_companions(output, template, result_types(models, plan))
     digests = combine(models, plan, output / "model.safetensors")
     inputs = [{"source": m.source, "digest": d} for m, d in zip(models, digests, strict=True)]
     versions = {name: version(name) for name in ("lit_encoders", "torch", "transformers", "safetensors")}
@@ -318,12 +319,18 @@ def write_model(
     return full
 
 
-def _write_companions(output: Path, template: StoredModel, types: Mapping[str, torch.dtype]) -> None:
-    """Configuration and tokenizer, as the template has them; the entry of the type says what is stored.
+def write_companions(output: Path, template: StoredModel, types: Mapping[str, torch.dtype] | None = None) -> None:
+    """Write configuration and tokenizer, as the template has them; the entry of the type says what is stored.
+
+    Args:
+        output: folder to write into.
+        template: whose they are.
+        types: of the tensors that are stored; None takes the template's.
 
     Raises:
         ValueError: the tokenizer of a training checkpoint is gone.
     """
+    types = {name: tensor.dtype for name, tensor in template.tensors.items()} if types is None else types
     settings = dict(template.settings)
     if template.folder is not None:
         for file in sorted(template.folder.iterdir()):

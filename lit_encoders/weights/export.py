@@ -10,11 +10,16 @@ import tempfile
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
+
+from lit_encoders.weights.checkpoint import open_weights
+from lit_encoders.weights.combine import combine, new_folder, write_companions
+from lit_encoders.weights.sharded import is_sharded, read_meta, read_sharded
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -177,7 +182,8 @@ def export_checkpoint(
     """Turn a training checkpoint into a Hugging Face folder; the folder that training began from is not needed.
 
     Args:
-        checkpoint: a file that a run kept, such as ``runs/quickstart/checkpoints/decay.ckpt``.
+        checkpoint: a file that a run kept, such as ``runs/quickstart/checkpoints/decay.ckpt``, or the folder that a
+            sharded one did; that one is never held whole in memory, unless ``dtype`` or ``head`` are given.
         output: folder to make.
         tokenizer: folder or hub name, where the one that the run used is gone.
         dtype: of the stored weights; None keeps the run's.
@@ -191,14 +197,16 @@ def export_checkpoint(
     from lit_encoders.models.backbone import Backbone, load_language_model
     from lit_encoders.models.vocabulary import load_tokenizer
 
-    if not checkpoint.is_file():
+    if not checkpoint.exists():
         raise ValueError(f"checkpoint must be a file that exists, got '{checkpoint}'")
-    if not zipfile.is_zipfile(checkpoint):
+    if not (zipfile.is_zipfile(checkpoint) or is_sharded(checkpoint)):
         raise ValueError(f"checkpoint must be readable as a checkpoint of a run, got '{checkpoint}'")
     if output.exists():
         raise ValueError(f"output must be a folder that does not exist yet, got '{output}'")
+    if is_sharded(checkpoint) and head is None and dtype is None:
+        return _export_streamed(checkpoint, output, tokenizer)
     try:
-        saved = torch.load(checkpoint, map_location="cpu", weights_only=True)
+        saved = _read_whole(checkpoint)
     except Exception as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ValueError(f"checkpoint must be readable, got '{checkpoint}' ({reason:.120})") from error
@@ -226,8 +234,28 @@ def export_checkpoint(
         extra.load_state_dict(further)
         extra.write_to(model)
     source = tokenizer or facts["tokenizer"]
-    card = model_card(facts["base"], facts["data"], facts["phases"], facts["tokens"], facts["losses"])
-    return export_folder(model, load_tokenizer(source, "tokenizer"), output, card, dtype)
+    return export_folder(model, load_tokenizer(source, "tokenizer"), output, _card_of(facts), dtype)
+
+
+def _card_of(facts: Mapping[str, Any]) -> str:
+    return model_card(facts["base"], facts["data"], facts["phases"], facts["tokens"], facts["losses"])
+
+
+def _read_whole(checkpoint: Path) -> Any:
+    if not is_sharded(checkpoint):
+        return torch.load(checkpoint, map_location="cpu", weights_only=True)
+    state = {name: tensor.load() for name, tensor in read_sharded(checkpoint).items()}
+    return {**read_meta(checkpoint), "state_dict": state}
+
+
+def _export_streamed(checkpoint: Path, output: Path, tokenizer: str | None) -> Path:
+    """Write the model's own tensors block by block."""
+    weights = open_weights(str(checkpoint), "checkpoint")
+    with new_folder(output) as folder:
+        write_companions(folder, replace(weights, tokenizer=tokenizer or weights.tokenizer))
+        combine([weights], {name: [(0, 1.0)] for name in weights.tensors}, folder / "model.safetensors")
+        (folder / "README.md").write_text(_card_of(read_meta(checkpoint)["lit_encoders"]), encoding="utf-8")
+    return output
 
 
 def export_verb(

@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -146,7 +147,11 @@ def moment(root: Path, steps: int, kind: int, wait: float) -> Callable[[], bool]
 
 def newest_step(root: Path) -> int:
     """The step of the newest manifest."""
-    return max((json.loads(p.read_text())["step"] for p in (root / "checkpoints").glob("[!.]*.json")), default=0)
+    steps = [0]
+    for path in (root / "checkpoints").glob("[!.]*.json"):
+        with suppress(FileNotFoundError):  # Old ones go while this looks.
+            steps.append(json.loads(path.read_text())["step"])
+    return max(steps)
 
 
 def main() -> None:

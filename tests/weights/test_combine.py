@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from lit_encoders.weights import combine as combine_module
-from lit_encoders.weights.checkpoint import StoredModel, StoredTensor, open_stored, read_safetensors
+from lit_encoders.weights.checkpoint import StoredModel, open_stored, read_safetensors
 from lit_encoders.weights.combine import (
     Digest,
     combine,
@@ -27,6 +27,7 @@ from lit_encoders.weights.combine import (
     weighted_sum,
     write_model,
 )
+from lit_encoders.weights.stored_tensor import StoredTensor
 
 FLOATS = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 OF_SIZE = {8: torch.int64, 4: torch.int32, 2: torch.int16}
