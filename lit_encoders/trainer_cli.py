@@ -105,6 +105,11 @@ def use_stand_in(settings: Namespace) -> None:
         rank_zero_info(f"model.teacher: a tiny stand-in for {teacher}, without its weights")
 
 
+def _rank() -> int:
+    """The rank of this process as its launcher has set it: 0 before there is one."""
+    return getattr(rank_zero_only, "rank", 0) or 0
+
+
 def check_named_checkpoint(path: str | Path, key: str) -> None:
     """Refuse a checkpoint that is not there, or not sound.
 
@@ -208,7 +213,7 @@ class EncoderCLI(LightningCLI):
         if path is None or not is_sharded(Path(path)) or name == "fsdp2" or name.endswith(SHARDED):
             return
         # Cleared away with what a killed run leaves, once training has begun.
-        whole = self.root / CHECKPOINTS / f".whole-{rank_zero_only.rank}.ckpt{PART}"
+        whole = self.root / CHECKPOINTS / f".whole-{_rank()}.ckpt{PART}"
         whole.parent.mkdir(parents=True, exist_ok=True)
         consolidate(Path(path), whole)
         settings.ckpt_path = str(whole)
@@ -218,7 +223,7 @@ class EncoderCLI(LightningCLI):
         self.made = [folder for folder in [self.root, *self.root.parents] if not folder.exists()]
         try:
             self.root.mkdir(parents=True, exist_ok=True)
-            if rank_zero_only.rank == 0:
+            if _rank() == 0:
                 self.lock = RunLock(self.root)
         except OSError as error:
             raise ValueError(
@@ -318,8 +323,8 @@ class EncoderCLI(LightningCLI):
         if settings.get("logger") in (None, True):
             fit = self.subcommand == "fit"
             # What a run that was cut off logged beyond its checkpoint is logged again.
-            purge = {} if self.resumed_step is None else {"purge_step": self.resumed_step}
-            kwargs["logger"] = TensorBoardLogger(str(self.root), name="logs", version="", **purge) if fit else False
+            again: dict[str, Any] = {} if self.resumed_step is None else {"purge_step": self.resumed_step}
+            kwargs["logger"] = TensorBoardLogger(str(self.root), name="logs", version="", **again) if fit else False
         schedule = self._get(self.config_init, "schedule")
         if schedule is not None:
             settings["callbacks"] = [*(settings.get("callbacks") or []), schedule]
@@ -398,7 +403,7 @@ def run_trainer(verb: str, arguments: list[str]) -> None:
                 },
             )
     except RunFinishedError:
-        if rank_zero_only.rank == 0:
+        if _rank() == 0:
             print(f"The run in '{cli.root}' is over; this is its table.")
             print_stored_summary(cli.root, Console(width=None if sys.stdout.isatty() else 120))
     except BaseException:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -47,3 +49,32 @@ def check_state(own: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
             f"the checkpoint must be of this model: {len(wrong)} tensors are missing, unknown or of another shape, "
             f"got {', '.join(wrong[:3])}"
         )
+
+
+# Of a configuration, what says nothing of how the model computes.
+_NO_ARITHMETIC = re.compile(
+    r"transformers_version|_name_or_path|architectures|d?type|torch_dtype|use_cache|_attn_.*|.*2.*(id|label)|name_or_path"
+    r"|problem_type|return_dict|output_.*|classifier_.*|tie_.*"
+)
+
+
+def check_same_run(own: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
+    """Refuse to go on with a run whose model computes otherwise, or whose masks and dropout are drawn otherwise.
+
+    Args:
+        own: "config" (the model's configuration as JSON) and "seed".
+        saved: the same out of a checkpoint; what an older one does not have is not compared.
+
+    Raises:
+        ValueError: with the fields that differ, the old value and the new one.
+    """
+    before, now = (json.loads(facts["config"]) for facts in (saved, own))
+    other = [
+        f"model.backbone {key} {before.get(key)!r}, got {now.get(key)!r}"
+        for key in {**before, **now}
+        if not _NO_ARITHMETIC.fullmatch(key) and before.get(key) != now.get(key)
+    ]
+    if saved.get("seed", own["seed"]) != own["seed"]:
+        other.append(f"model.seed {saved['seed']}, got {own['seed']}")
+    if other:
+        raise ValueError(f"a checkpoint goes on with the model that it was made with: {'; '.join(other[:5])}")

@@ -21,7 +21,7 @@ from lit_encoders.models.attention import AttentionBackend
 from lit_encoders.models.backbone import Backbone, RowGroup
 from lit_encoders.modules.backbone_module import BackboneModule
 from lit_encoders.modules.backbone_module import Dtype as Dtype
-from lit_encoders.modules.checkpoint_facts import check_state, phases_so_far
+from lit_encoders.modules.checkpoint_facts import check_same_run, check_state, phases_so_far
 from lit_encoders.modules.held_out import HeldOutLosses, log_held_out, measuring
 from lit_encoders.modules.pack_targets import masked_targets
 from lit_encoders.modules.settings import check_choice, check_masking, check_optimizer, check_stream_settings
@@ -437,12 +437,14 @@ class LitEncoder(BackboneModule):
             return {}
         return stream_records(self.streams, self.aggregation, self._counted_by_all(count_names(self.streams)))
 
+    def _identity(self) -> dict[str, Any]:
+        """What a run's steps depend on; the configuration also makes an export of it, should its folder be gone."""
+        return {"config": json.dumps(self.config.to_dict(), default=str), "seed": self.seed}
+
     @override
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        # What an export needs, should the folder that the run began from be gone.
-        config = json.dumps(self.config.to_dict(), default=str)
         checkpoint["lit_encoders"] = {
-            "config": config,
+            **self._identity(),
             "counted": self._counted_by_all(count_names(self.streams)),
             **self.facts(),
         }
@@ -451,6 +453,8 @@ class LitEncoder(BackboneModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         if "state_dict" in checkpoint:  # A sharded run has loaded its weights by now.
             check_state(self.state_dict(), checkpoint["state_dict"])
+        if self._trainer is not None and self.trainer.state.fn == "fit":
+            check_same_run(self._identity(), checkpoint["lit_encoders"])
         self._tokens = torch.tensor(checkpoint["lit_encoders"]["tokens"])
         self._clm_head_filled = checkpoint["lit_encoders"]["clm_head_filled"]
         # The file holds the sum over all ranks: one of them goes on from it.

@@ -74,7 +74,7 @@ def read_sharded(folder: Path) -> dict[str, StoredTensor]:
     Raises:
         ValueError: a tensor is not cut into whole rows.
     """
-    from torch.distributed.checkpoint import FileSystemReader
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
     metadata = FileSystemReader(folder).read_metadata()
@@ -142,9 +142,9 @@ def _data_offset(path: Path, start: int, length: int) -> int:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with path.open("rb") as file, FakeTensorMode():
-        tensor = torch.load(io.BufferedReader(_Slice(file, start, length)), weights_only=True)
-    begin = tensor.untyped_storage()._checkpoint_offset
-    return int(begin) + int(tensor.storage_offset()) * tensor.element_size()
+        tensor: Tensor = torch.load(io.BufferedReader(_Slice(file, start, length)), weights_only=True)
+        begin = int(tensor.untyped_storage()._checkpoint_offset or 0)
+        return begin + int(tensor.storage_offset()) * int(tensor.element_size())
 
 
 def consolidate(folder: Path, output: Path) -> None:
@@ -154,8 +154,8 @@ def consolidate(folder: Path, output: Path) -> None:
         folder: of the sharded checkpoint.
         output: file to write.
     """
-    from torch.distributed.checkpoint import FileSystemReader
     from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
     from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 
     state: dict[str, Any] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lit_encoders.callbacks.objective_schedule import Phase, ResolvedPhase
-from lit_encoders.modules.checkpoint_facts import check_state, phases_so_far
+from lit_encoders.modules.checkpoint_facts import check_same_run, check_state, phases_so_far
 
 SCHEDULE: list[Any] = [
     ResolvedPhase(Phase("detour", "clm", steps=10), 0, 10, 0),
@@ -39,3 +40,26 @@ def test_weights_of_another_model(state: dict[str, Tensor], got: str) -> None:
     check_state(OWN, dict(OWN))
     with pytest.raises(ValueError, match=f"^the checkpoint must be of this model: {got}$"):
         check_state(OWN, state)
+
+
+def facts(seed: int = 0, **config: Any) -> dict[str, Any]:
+    return {"config": json.dumps({"rope_theta": 10.0, "use_cache": True, **config}), "seed": seed}
+
+
+@pytest.mark.parametrize(
+    ("now", "fields"),
+    [
+        (facts(rope_theta=20.0), "model.backbone rope_theta 10.0, got 20.0"),
+        (facts(local_attention=64), "model.backbone local_attention None, got 64"),
+        (facts(seed=3), "model.seed 0, got 3"),
+        (facts(seed=3, rope_theta=1.0), "model.backbone rope_theta 10.0, got 1.0; model.seed 0, got 3"),
+    ],
+)
+def test_another_model_of_the_same_shapes(now: dict[str, Any], fields: str) -> None:
+    with pytest.raises(ValueError, match=f"^a checkpoint goes on with the model that it was made with: {fields}$"):
+        check_same_run(now, facts())
+
+
+def test_what_does_not_compute_is_free() -> None:
+    check_same_run(facts(use_cache=False, transformers_version="9", dtype="bfloat16", id2label={"0": "a"}), facts())
+    check_same_run(facts(seed=3), {"config": facts()["config"]})

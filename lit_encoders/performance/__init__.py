@@ -1,0 +1,1 @@
+"""What a run will compute and hold, said before it is started."""
