@@ -27,6 +27,7 @@ TRAINER_VERBS = {
     "test": "Lightning's test loop",
     "predict": "Lightning's predict loop",
     "preview": "what fit would read: figures of the text, and packs with their targets",
+    "plan": "what fit would take: steps, FLOPs, hours, bytes, and what would stop it; no text is read",
 }
 
 

@@ -12,6 +12,8 @@ from typing import Any
 
 import yaml
 from jsonargparse import Namespace
+from jsonargparse.typing import PositiveFloat, PositiveInt
+from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import TensorBoardLogger
@@ -24,7 +26,7 @@ from lit_encoders.callbacks.exact_resume import CHECKPOINTS
 from lit_encoders.callbacks.objective_schedule import ObjectiveSchedule, find_schedule
 from lit_encoders.callbacks.run_summary import print_stored_summary
 from lit_encoders.data.datamodule import TextDataModule
-from lit_encoders.mistakes import in_one_line
+from lit_encoders.mistakes import UsageError, in_one_line
 from lit_encoders.modules.fsdp2 import FSDP2Strategy as FSDP2Strategy
 from lit_encoders.modules.lit_clm import LitCLM as LitCLM
 from lit_encoders.modules.lit_encoder import LitEncoder
@@ -362,11 +364,57 @@ class PreviewCLI(EncoderCLI):
         print(preview(module, data, steps, slots_per_step))
 
 
+class PlanCLI(PreviewCLI):
+    """Takes what ``fit`` takes, and prints what a run would take and what would stop it; no text is read."""
+
+    @override
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        super().add_arguments_to_parser(parser)
+        parser.add_argument(
+            "--devices",
+            type=PositiveInt | None,
+            default=None,
+            help="Ranks to plan for; None takes trainer.devices x trainer.num_nodes, and 1 where these are no numbers.",
+        )
+        parser.add_argument(
+            "--tokens-per-second",
+            type=PositiveFloat | None,
+            default=None,
+            help="Slots that all devices together train on in a second, for hours.",
+        )
+
+    @override
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        # One process, whatever the run is for and wherever this is asked: only its settings count here.
+        alone: dict[str, Any] = {"accelerator": "cpu", "devices": 1, "num_nodes": 1, "strategy": "auto"}
+        return super().instantiate_trainer(**kwargs, **alone, plugins=[LightningEnvironment()])
+
+    @override
+    def _run_subcommand(self, subcommand: str) -> None:
+        from lit_encoders.performance.plan import describe, make_plan
+
+        asked = self.config[subcommand]
+        devices, num_nodes, strategy = (asked.trainer[key] for key in ("devices", "num_nodes", "strategy"))
+        plan = make_plan(
+            self.trainer,
+            self.model,
+            self.datamodule,
+            ranks=asked.devices,
+            devices=devices,
+            num_nodes=num_nodes,
+            strategy=strategy,
+        )
+        print(describe(plan, asked.tokens_per_second))
+        if plan.problems:
+            ways = "1 way" if len(plan.problems) == 1 else f"{len(plan.problems)} ways"
+            raise UsageError(f"the run would go wrong in {ways} (listed above)")
+
+
 def run_trainer(verb: str, arguments: list[str]) -> None:
-    """Run one of Lightning's verbs, or show what ``fit`` would read.
+    """Run one of Lightning's verbs, or show what ``fit`` would read or take.
 
     Args:
-        verb: "fit", "validate", "test", "predict" or "preview".
+        verb: "fit", "validate", "test", "predict", "preview" or "plan".
         arguments: what the user typed after it.
 
     Raises:
@@ -382,7 +430,8 @@ def run_trainer(verb: str, arguments: list[str]) -> None:
     for name in callbacks.__all__:
         getattr(callbacks, name)  # Known to the parser by their bare names, and listed in its help.
     RunFolder.started = False
-    kind = PreviewCLI if verb == "preview" else EncoderCLI
+    looks: dict[str, type[EncoderCLI]] = {"preview": PreviewCLI, "plan": PlanCLI}
+    kind = looks.get(verb, EncoderCLI)
     cli = kind.__new__(kind)  # Its constructor runs the command, and has to be tidied up after where that fails.
     try:
         with in_one_line(started=lambda: RunFolder.started):
@@ -393,7 +442,7 @@ def run_trainer(verb: str, arguments: list[str]) -> None:
                 save_config_callback=RunFolder,
                 seed_everything_default=0,
                 auto_configure_optimizers=False,
-                args=["fit" if verb == "preview" else verb, *replace_names(arguments)],
+                args=["fit" if verb in looks else verb, *replace_names(arguments)],
                 parser_kwargs={
                     "exit_on_error": False,
                     **{

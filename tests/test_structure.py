@@ -27,6 +27,8 @@ MAY_IMPORT = {
     "callbacks": {
         *("objectives", "models", "data", "optim", "modules", "weights", "analysis", "evaluation", "resume", "plots")
     },
+    # `mistakes` is one file: what a run would be refused with is said in the same words.
+    "performance": {"objectives", "models", "data", "optim", "modules", "weights", "callbacks", "mistakes"},
     "studies": {
         *("objectives", "models", "data", "optim", "modules", "weights", "analysis", "evaluation", "callbacks", "plots")
     },

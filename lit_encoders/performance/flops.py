@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from lit_encoders.models.attention import ATTENTION_NAME, PackLayout, register_packed_attention
 from lit_encoders.models.backbone import Backbone
+from lit_encoders.models.heads import ExtraHead
 from lit_encoders.models.layer_range import Place, map_layers
 
 # Length of each piece of a pack and how many are of it.
@@ -239,7 +240,7 @@ def _multiplied(backbone: Backbone, run: Callable[[], Any]) -> list[tuple[nn.Mod
         for module in backbone.modules()
         if isinstance(getattr(module, "weight", None), nn.Parameter)
         and module.weight.ndim == 2  # type: ignore[operator]
-        and not isinstance(module, nn.Embedding)
+        and not isinstance(module, nn.Embedding | ExtraHead)  # An added head's own matrix is its decoder.
     ]
     modes = {module: module.training for module in backbone.modules()}
     backbone.eval()  # Blocks that keep only their input would run in another way.
