@@ -154,7 +154,10 @@ class RunSummary(Callback):
         self.marks = [Mark(**mark) for mark in state_dict["marks"]]
 
 
-def print_summary(reports: list[PhaseReport], epochs: float | None, export: Path | None, console: Console) -> None:
+Epochs = float | dict[str, float] | None
+
+
+def print_summary(reports: list[PhaseReport], epochs: Epochs, export: Path | None, console: Console) -> None:
     """Print a run's phases, where its export lies, and how to load it."""
     table = Table(title="Held-out losses are nats per target, at the start and at the end of each phase")
     losses = list(dict.fromkeys(name for report in reports for name in report.losses))
@@ -169,7 +172,10 @@ def print_summary(reports: list[PhaseReport], epochs: float | None, export: Path
         ]
         table.add_row(report.name, report.objective, f"{report.steps:,}", f"{report.tokens:,}", speed, *pairs)
     console.print(table)
-    if epochs is not None:
+    if isinstance(epochs, dict):
+        every = ", ".join(f"{number:.2f} of {name}" for name, number in epochs.items())
+        console.print(f"Epochs of the training text: {every}.")
+    elif epochs is not None:
         console.print(f"{epochs:.2f} epochs of the training text.")
     objectives = [report.objective for report in reports]
     if "clm" in objectives and "mlm" in objectives[objectives.index("clm") :]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from lit_encoders.data.mixture import MixedPlan
 from lit_encoders.data.packs import PackedBatch, PackPlan
 from lit_encoders.objectives import Objective
 
@@ -107,27 +108,39 @@ def preview(
         packs: how many packs are written out.
         documents: how many documents of each.
     """
-    plan, tokenizer = data.plans["train"], module.tokenizer
-    figures = corpus_figures(plan, tokenizer.unk_token_id)
-    lines = [
-        f"documents             {figures.documents:,}",
-        f"tokens per epoch      {figures.tokens:,}",
-        f"characters per token  {figures.characters_per_token:.2f}",
-        f"unknown tokens        {figures.unknown_share:.2%}",
-        f"fill of the packs     {figures.fill:.1%} of {plan.slots:,} slots, {figures.packs:,} packs per epoch",
-        f"chunked documents     {figures.chunked:,} longer than {plan.sequence_length:,} tokens",
-    ]
+    plan, tokenizer = data.train_plan, module.tokenizer
+    assert isinstance(plan, (PackPlan, MixedPlan))
+    sources = dict(zip(data.source_names, plan.plans, strict=True)) if isinstance(plan, MixedPlan) else {"": plan}
+    every = {name: corpus_figures(of_source, tokenizer.unk_token_id) for name, of_source in sources.items()}
+    lines = []
+    for name, figures in every.items():
+        lines += [
+            *([f"source                {name}"] if name else []),
+            f"documents             {figures.documents:,}",
+            f"tokens per epoch      {figures.tokens:,}",
+            f"characters per token  {figures.characters_per_token:.2f}",
+            f"unknown tokens        {figures.unknown_share:.2%}",
+            f"fill of the packs     {figures.fill:.1%} of {plan.slots:,} slots, {figures.packs:,} packs per epoch",
+            f"chunked documents     {figures.chunked:,} longer than {plan.sequence_length:,} tokens",
+        ]
     for name in data.val_names:
         store = data.plans[f"val/{name}".rstrip("/")].store
         lines.append(f"held out {name or '':<12} {store.meta.num_documents:,} documents")
     if steps is not None:
-        epochs = steps * slots_per_step * figures.fill / figures.tokens
-        lines.append(f"budget                {steps:,} steps of {slots_per_step:,} slots: {epochs:.2f} epochs")
-    if figures.unknown_share > UNKNOWN_SHARE:
-        lines.append(
-            f"WARNING: {figures.unknown_share:.1%} of the tokens are unknown to the tokenizer: "
-            "it does not fit this text; use another model or train a tokenizer"
-        )
+        weights = plan.weights if isinstance(plan, MixedPlan) else [1.0]
+        tokens = steps * slots_per_step * plan.fill
+        passes = [
+            f"{tokens * weight / sum(weights) / figures.tokens:.2f} epochs" + (f" of {name}" if name else "")
+            for weight, (name, figures) in zip(weights, every.items(), strict=True)
+        ]
+        lines.append(f"budget                {steps:,} steps of {slots_per_step:,} slots: {', '.join(passes)}")
+    for name, figures in every.items():
+        if figures.unknown_share > UNKNOWN_SHARE:
+            of = f" of {name}" if name else ""
+            lines.append(
+                f"WARNING: {figures.unknown_share:.1%} of the tokens{of} are unknown to the tokenizer: "
+                "it does not fit this text; use another model or train a tokenizer"
+            )
     objectives: list[Objective] = ["clm"] if module.mask_vocabulary is None else ["mlm", "clm"]
     for number, batch in zip(range(packs), data.train_dataloader(), strict=False):
         real = len(batch.documents)

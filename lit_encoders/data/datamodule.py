@@ -16,8 +16,9 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from typing_extensions import override
 
 from lit_encoders.data.examples import model_source
-from lit_encoders.data.packs import Pack, PackedBatch, PackPlan, Position, gather
-from lit_encoders.data.sources import SampleBy, as_source, in_split
+from lit_encoders.data.mixture import MixedPlan, MixedPosition
+from lit_encoders.data.packs import BEGINNING, Pack, PackedBatch, PackPlan, Plan, Position, gather
+from lit_encoders.data.sources import SampleBy, TextSource, as_source, in_split
 from lit_encoders.data.tokens import FORMAT, Document, TokenStore, affixes, tokenizer_digest, write_stores
 from lit_encoders.objectives.hashing import resolve_seed
 
@@ -37,7 +38,7 @@ def default_cache() -> Path:
 class _Gather(Dataset[PackedBatch]):
     """Map-style: the index is a pack of the plan, so that workers only read tokens."""
 
-    def __init__(self, plan: PackPlan, pad_id: int) -> None:
+    def __init__(self, plan: Plan, pad_id: int) -> None:
         self.store, self.affixes, self.slots = plan.store, plan.affixes, plan.slots
         self.longest, self.pad_id = plan.sequence_length, pad_id
 
@@ -66,7 +67,7 @@ class PackLoader:
         pin_memory: whether batches go to a GPU.
     """
 
-    def __init__(self, plan: PackPlan, packs: Any, pad_id: int, num_workers: int, pin_memory: bool) -> None:
+    def __init__(self, plan: Plan, packs: Any, pad_id: int, num_workers: int, pin_memory: bool) -> None:
         self.loader = DataLoader(
             _Gather(plan, pad_id),
             batch_size=None,
@@ -88,9 +89,12 @@ class TextDataModule(LightningDataModule):
 
     Args:
         train: files (text, JSON lines, csv, tsv, parquet; .gz and .zst), globs, a folder that `datasets` saved,
-            ``hub:OWNER/NAME``, or ``example:NAME``; see `TextSource`.
+            ``hub:OWNER/NAME``, or ``example:NAME``; see `TextSource`. Several sources by name are mixed pack by pack,
+            and their tokens and losses logged as ``train/<name>/...``.
+        weights: share of each source in the tokens, by name, above 0; None takes them as they are in size. Each is read
+            in epochs of its own.
         val: the same for validation; several sets by name, each logged as ``val/<name>/...``; None takes
-            ``val_share`` of the training documents.
+            ``val_share`` of the training documents, of several sources as a set for each.
         val_share: share of documents held out where ``val`` is None, in (0, 1); equal texts stay on one side.
         sequence_length: longest piece of a document in tokens, special tokens included.
         slots: tokens of a pack, at least ``sequence_length``; None takes ``sequence_length``.
@@ -107,7 +111,7 @@ class TextDataModule(LightningDataModule):
 
     def __init__(
         self,
-        train: str | list[str],
+        train: str | list[str] | dict[str, str | list[str]],
         val: str | list[str] | dict[str, str | list[str]] | None = None,
         val_share: float = 0.01,
         sequence_length: int = 512,
@@ -118,6 +122,7 @@ class TextDataModule(LightningDataModule):
         num_workers: int = 0,
         seed: int | None = None,
         cache_dir: str | Path | None = None,
+        weights: dict[str, float] | None = None,
     ) -> None:
         super().__init__()
         if val is None and not 0 < val_share < 1:
@@ -128,14 +133,9 @@ class TextDataModule(LightningDataModule):
             raise ValueError(f"data.slots must be at least data.sequence_length ({sequence_length}), got {slots}")
         if num_workers < 0:
             raise ValueError(f"data.num_workers must be at least 0, got {num_workers}")
-        self.train_source = as_source(train, text_column, sample_by, "data.train")
-        named = val if isinstance(val, dict) else {} if val is None else {"": val}
-        if isinstance(val, dict) and not (val and all(re.fullmatch(r"[\w-]+", name) for name in val)):
-            raise ValueError(f"data.val must name its sets in letters, digits, '_' and '-', got {sorted(val)}")
-        self.val_sources = {
-            name: as_source(files, text_column, sample_by, f"data.val.{name}".rstrip("."))
-            for name, files in named.items()
-        }
+        self.train_sources = _sources(train, "data.train", text_column, sample_by)
+        self.val_sources = {} if val is None else _sources(val, "data.val", text_column, sample_by)
+        self.weights = _check_weights(weights, list(self.train_sources))
         self.val_share = val_share
         self.sequence_length = sequence_length
         self.slots = slots or sequence_length
@@ -143,8 +143,8 @@ class TextDataModule(LightningDataModule):
         self.num_workers = num_workers
         self.seed = resolve_seed(seed)
         self.cache_dir = Path(cache_dir) if cache_dir else default_cache()
-        self.position = Position()
-        self.plans: dict[str, PackPlan] = {}
+        self.position: Any = BEGINNING
+        self.plans: dict[str, Plan] = {}
         self._stores: dict[str, Path] | None = None
 
     @property
@@ -159,8 +159,13 @@ class TextDataModule(LightningDataModule):
 
         return load_tokenizer(model_source(self.tokenizer_name), "data.tokenizer")
 
+    @property
+    def source_names(self) -> list[str]:
+        """Names of the sources that are mixed, in order; none for one without a name."""
+        return [name for name in self.train_sources if name]
+
     def _folders(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, Path]:
-        """Where the store of each split stands: "train", and "val" or one "val/<name>" per named set.
+        """Where the store of each split stands: "train" and "val", or "train/<name>" and "val/<name>" for named ones.
 
         A folder is named by what it depends on: the text, how it is split, and the tokenizer.
         """
@@ -170,12 +175,16 @@ class TextDataModule(LightningDataModule):
             key = hashlib.sha256("\n".join([str(FORMAT), by_tokenizer, *facts]).encode()).hexdigest()
             return self.cache_dir / key[:32]
 
-        if not self.val_sources:
-            both = folder(self.train_source.digest(), repr(self.val_share))
-            return {"train": both / "train", "val": both / "val"}
-        folders = {"train": folder(self.train_source.digest()) / "train"}
+        folders: dict[str, Path] = {}
+        for name, source in self.train_sources.items():
+            if self.val_sources:
+                folders[_split_name("train", name)] = folder(source.digest()) / "train"
+            else:
+                both = folder(source.digest(), repr(self.val_share))
+                folders[_split_name("train", name)] = both / "train"
+                folders[_split_name("val", name)] = both / "val"
         for name, source in self.val_sources.items():
-            folders[f"val/{name}".rstrip("/")] = folder(source.digest()) / "train"
+            folders[_split_name("val", name)] = folder(source.digest()) / "train"
         return folders
 
     @override
@@ -183,8 +192,8 @@ class TextDataModule(LightningDataModule):
         self._check_length()
         tokenizer = self.tokenizer
         self._stores = self._folders(tokenizer)
-        sources = {"train": self.train_source}
-        sources |= {f"val/{name}".rstrip("/"): source for name, source in self.val_sources.items()}
+        sources = {_split_name("train", name): source for name, source in self.train_sources.items()}
+        sources |= {_split_name("val", name): source for name, source in self.val_sources.items()}
         for name, source in sources.items():
             folder = self._stores[name].parent
             if not folder.exists():
@@ -193,25 +202,30 @@ class TextDataModule(LightningDataModule):
                 self._make_cache()
                 write_stores(source.documents(), tokenizer, self._split, names, folder)
         for name, path in self._stores.items():
-            meta = TokenStore(path).meta
-            held_out = path.parent / "val"
-            if meta.num_documents == 0 and name == "train" and held_out.exists() and len(TokenStore(held_out)):
-                raise ValueError(
-                    f"data.val_share must leave documents to train on: lower it or set data.val, got {self.val_share}"
-                )
-            if meta.num_documents == 0 and name not in sources:
-                raise ValueError(
-                    f"data.val_share must give at least one document: raise it or set data.val, got {self.val_share}"
-                )
-            if meta.num_documents == 0:
-                source = sources[name]
-                files = ", ".join(source.files)
-                raise ValueError(f"{source.key} must hold at least one document that is not blank, got none in {files}")
-            if meta.num_literal_specials:
-                rank_zero_warn(
-                    f"data.{name}: the string of a special token stands in {meta.num_literal_specials} documents; "
-                    "there it is read as ordinary text"
-                )
+            self._check_store(name, path, sources.get(name))
+
+    def _check_store(self, name: str, path: Path, source: TextSource | None) -> None:
+        """Refuse a split without documents; a held-out part has no source of its own."""
+        meta = TokenStore(path).meta
+        held_out = path.parent / "val"
+        if meta.num_documents == 0 and source is not None and held_out.exists() and len(TokenStore(held_out)):
+            raise ValueError(
+                f"data.val_share must leave documents to train on: lower it or set data.val, got {self.val_share}"
+            )
+        if meta.num_documents == 0 and source is None:
+            of = f" of {name.partition('/')[2]}" if "/" in name else ""
+            raise ValueError(
+                f"data.val_share must give at least one document{of}: raise it or set data.val, got {self.val_share}"
+            )
+        if meta.num_documents == 0:
+            assert source is not None
+            files = ", ".join(source.files)
+            raise ValueError(f"{source.key} must hold at least one document that is not blank, got none in {files}")
+        if meta.num_literal_specials:
+            rank_zero_warn(
+                f"data.{name}: the string of a special token stands in {meta.num_literal_specials} documents; "
+                "there it is read as ordinary text"
+            )
 
     def _make_cache(self) -> None:
         try:
@@ -244,26 +258,52 @@ class TextDataModule(LightningDataModule):
         self.pad_id = pad if pad is not None else (tokenizer.eos_token_id or 0)
         # Other ranks than the first of a machine have not prepared anything themselves.
         stores = self._stores or self._folders(tokenizer)
-        self.plans = {
+        plans = {
             name: PackPlan(
-                TokenStore(path), around, self.slots, self.sequence_length, self.seed, shuffle=name == "train"
+                TokenStore(path),
+                around,
+                self.slots,
+                self.sequence_length,
+                self.seed,
+                shuffle=name.partition("/")[0] == "train",
             )
             for name, path in stores.items()
         }
+        mixed = {name: plans.pop(_split_name("train", name)) for name in self.source_names}
+        self.plans = {"train": self._mix(mixed), **plans} if mixed else dict(plans)
         _, world_size = self._ranks()
-        if len(self.plans["train"].store) < world_size:
+        if len(self.train_plan.store) < world_size:
             raise ValueError(
                 f"data.train must hold at least one document for each of the {world_size} ranks, "
-                f"got {len(self.plans['train'].store)}"
+                f"got {len(self.train_plan.store)}"
             )
         if stage == "fit":
             # A new fit begins at the beginning; a resumed one restores its position after this.
-            self.position = Position()
+            self.position = self.train_plan.beginning
             self._report_fill()
+
+    def _mix(self, plans: dict[str, PackPlan]) -> MixedPlan:
+        if self._ends:
+            raise ValueError(
+                "trainer.max_epochs must be -1 where data.train has several sources, which have epochs of their own, "
+                f"got {self.trainer.max_epochs}"  # type: ignore[union-attr]
+            )
+        sizes = {name: float(plan.num_tokens()) for name, plan in plans.items()}
+        weights = self.weights or sizes
+        return MixedPlan(plans, [weights[name] for name in plans])
+
+    @property
+    def train_plan(self) -> Plan:
+        """The packs to train on."""
+        return self.plans["train"]
+
+    @property
+    def _ends(self) -> bool:
+        return self.trainer is not None and self.trainer.max_epochs not in (None, -1)
 
     def _report_fill(self) -> None:
         # The last of a few packs is rarely full, whatever the documents.
-        if self.fill < LOW_FILL and len(self.plans["train"].window(0, 0)) >= ENOUGH_PACKS:
+        if self.fill < LOW_FILL and len(self.train_plan.first_packs()) >= ENOUGH_PACKS:
             rank_zero_warn(
                 f"packs are {self.fill:.0%} full: documents do not combine well into {self.slots} slots; "
                 "a larger data.slots wastes less"
@@ -272,8 +312,7 @@ class TextDataModule(LightningDataModule):
     @property
     def fill(self) -> float:
         """Share of the slots of the first window's packs that hold tokens."""
-        packs = self.plans["train"].window(0, 0)
-        return sum(int(pack.lengths.sum()) for pack in packs) / (self.slots * len(packs))
+        return self.train_plan.fill
 
     @property
     def val_names(self) -> list[str]:
@@ -283,18 +322,25 @@ class TextDataModule(LightningDataModule):
     @property
     def files(self) -> tuple[str, ...]:
         """Names of the training files, as given."""
-        return self.train_source.files
+        return tuple(file for source in self.train_sources.values() for file in source.files)
 
     @property
-    def packs_per_epoch(self) -> int:
-        """Packs of the first epoch (later ones differ a little)."""
-        return self.plans["train"].num_packs(0)
+    def packs_per_epoch(self) -> int | None:
+        """Packs of the first epoch (later ones differ a little); None for a mixture, which has none of its own."""
+        return self.train_plan.num_packs(0) if isinstance(self.train_plan, PackPlan) else None
 
     @property
-    def epochs(self) -> float:
-        """Passes over the training text so far, with the started window counted in full steps of its packs."""
-        plan, (epoch, window, pack) = self.plans["train"], self.position
-        return epoch + (window + pack / len(plan.window(epoch, window))) / plan.num_windows
+    def epochs(self) -> float | dict[str, float]:
+        """Passes over the training text so far, with the started window counted in full steps of its packs.
+
+        Of a mixture, those of each source.
+        """
+        plan = self.train_plan
+        if isinstance(plan, MixedPlan):
+            every = zip(self.source_names, plan.plans, self.position.places, strict=True)
+            return {name: of_source.epochs_at(place) for name, of_source, place in every}
+        assert isinstance(plan, PackPlan)
+        return plan.epochs_at(self.position)
 
     def _loader(self, name: str, packs: Any) -> PackLoader:
         pin = self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"
@@ -305,15 +351,14 @@ class TextDataModule(LightningDataModule):
 
     @override
     def train_dataloader(self) -> PackLoader:
-        plan, (rank, world) = self.plans["train"], self._ranks()
-        ends = self.trainer is not None and self.trainer.max_epochs not in (None, -1)
-        multiple = self.trainer.accumulate_grad_batches if ends and self.trainer is not None else None
+        plan, (rank, world) = self.train_plan, self._ranks()
+        multiple = self.trainer.accumulate_grad_batches if self._ends and self.trainer is not None else None
         return self._loader("train", lambda: plan.for_rank(self.position, rank, world, multiple))
 
     @override
     def val_dataloader(self) -> list[PackLoader]:
         return [
-            self._loader(name, partial(plan.for_rank, Position(), *self._ranks(), 1))
+            self._loader(name, partial(plan.for_rank, plan.beginning, *self._ranks(), 1))
             for name, plan in self.plans.items()
             if name != "train"
         ]
@@ -327,17 +372,73 @@ class TextDataModule(LightningDataModule):
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        return {"position": list(self.position), **self._identity()}
+        place = self.position
+        if isinstance(place, MixedPosition):
+            plain: list[Any] = [[list(one) for one in place.places], list(place.tokens)]
+        else:
+            plain = list(place)
+        return {"position": plain, **self._identity()}
 
     def _identity(self) -> dict[str, Any]:
         """What a position in the plan depends on."""
-        text = self.plans["train"].store.folder.parent.name
-        return {"seed": self.seed, "slots": self.slots, "sequence_length": self.sequence_length, "text": text}
+        facts = {"seed": self.seed, "slots": self.slots, "sequence_length": self.sequence_length}
+        plan = self.train_plan
+        if isinstance(plan, MixedPlan):
+            texts = dict(zip(self.source_names, [_text_of(one) for one in plan.plans], strict=True))
+            return {**facts, "text": texts, "weights": dict(zip(self.source_names, plan.weights, strict=True))}
+        return {**facts, "text": _text_of(plan)}
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         own = self._identity()
-        other = [f"data.{key} {state_dict[key]!r}, got {own[key]!r}" for key in own if state_dict[key] != own[key]]
+        other = [
+            f"data.{key} {state_dict.get(key)!r}, got {own[key]!r}" for key in own if state_dict.get(key) != own[key]
+        ]
         if other:
             raise ValueError(f"a checkpoint goes on with the data that it was made with: {'; '.join(other)}")
-        self.position = Position(*state_dict["position"])
+        saved = state_dict["position"]
+        if isinstance(self.train_plan, MixedPlan):
+            places, tokens = saved
+            self.position = MixedPosition(tuple(Position(*place) for place in places), tuple(tokens))
+        else:
+            self.position = Position(*saved)
+
+
+def _split_name(split: str, name: str) -> str:
+    """Name of a split of a source.
+
+    >>> _split_name("val", "wiki"), _split_name("train", "")
+    ('val/wiki', 'train')
+    """
+    return f"{split}/{name}" if name else split
+
+
+def _sources(
+    given: str | list[str] | dict[str, str | list[str]], key: str, text_column: str, sample_by: SampleBy
+) -> dict[str, TextSource]:
+    """Sources by name; one without a name has an empty one."""
+    if not isinstance(given, dict):
+        return {"": as_source(given, text_column, sample_by, key)}
+    if not (given and all(re.fullmatch(r"[\w-]+", name) for name in given)):
+        of = "sets" if key == "data.val" else "sources"
+        raise ValueError(f"{key} must name its {of} in letters, digits, '_' and '-', got {sorted(given)}")
+    return {name: as_source(files, text_column, sample_by, f"{key}.{name}") for name, files in given.items()}
+
+
+def _check_weights(weights: dict[str, float] | None, names: list[str]) -> dict[str, float] | None:
+    if weights is None:
+        return None
+    if set(weights) != set(names):
+        raise ValueError(
+            "data.weights must have a number for each source of data.train "
+            f"({', '.join(filter(None, names)) or 'which needs names'}), got {sorted(weights)}"
+        )
+    for name, weight in weights.items():
+        if not 0 < weight < float("inf"):
+            raise ValueError(f"data.weights must be above 0, got {weight} for {name}")
+    return weights
+
+
+def _text_of(plan: Any) -> str:
+    """What a plan's text is, as the name of its store's folder has it."""
+    return str(plan.store.folder.parent.name)

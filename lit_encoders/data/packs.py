@@ -7,18 +7,20 @@ resumes anywhere at the cost of one window's packing.
 from __future__ import annotations
 
 import itertools
+from abc import ABC, abstractmethod
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from typing_extensions import override
 
-from lit_encoders.data.tokens import Affixes, TokenStore
+from lit_encoders.data.tokens import Affixes, StoreMeta
 from lit_encoders.objectives.hashing import Purpose, permute, single_key
 
 IntArray = npt.NDArray[np.int64]
@@ -48,10 +50,12 @@ class Pack:
         starts: first content token of each piece in its document, (N,).
         stops: one past its last content token, (N,).
         lengths: tokens of each piece with the special tokens around it, (N,).
-        here: the pack's own place.
-        after: the place that follows the packs of all ranks for this micro-batch.
+        here: the pack's own place, in its source where there are several.
+        after: the place that follows the packs of all ranks for this micro-batch; that of a mixture has one for each
+            source.
         first_rank: how many pieces stand in the packs before it, in its window of the plan.
         group: the place of the first rank's pack for this micro-batch.
+        source: number of the source that its documents are of.
     """
 
     documents: IntArray
@@ -59,9 +63,98 @@ class Pack:
     stops: IntArray
     lengths: IntArray
     here: Position
-    after: Position
+    after: Any
     first_rank: int = 0
-    group: Position = BEGINNING
+    group: Any = BEGINNING
+    source: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        """Real tokens."""
+        return int(self.lengths.sum())
+
+
+class Documents(Protocol):
+    """What packs are cut from: a `TokenStore`, or several as one."""
+
+    @property
+    def meta(self) -> StoreMeta:
+        """Figures of all documents."""
+
+    def __len__(self) -> int: ...
+
+    def lengths(self, documents: IntArray) -> IntArray:
+        """Content tokens of each document, (N,)."""
+
+    def tokens(self, document: int, start: int, stop: int) -> IntArray:
+        """Content ids ``start:stop`` of one document."""
+
+    def num_eligible(self, document: int) -> int:
+        """Tokens of a document that are not special ids."""
+
+
+class Plan(ABC):
+    """An endless sequence of packs, of which every place can be named and gone on from.
+
+    Attributes:
+        store: the documents.
+        affixes: special ids around a document.
+        slots: tokens of a pack.
+        sequence_length: longest piece of a document.
+    """
+
+    store: Documents
+    affixes: Affixes
+    slots: int
+    sequence_length: int
+
+    @property
+    @abstractmethod
+    def beginning(self) -> Any:
+        """The place of the first pack."""
+
+    @abstractmethod
+    def placed(self, start: Any = None) -> Iterator[tuple[Any, Pack]]:
+        """Yield packs and their places from a place on (None is the beginning), without end."""
+
+    def sequence(self, start: Any = None) -> Iterator[Pack]:
+        """Yield packs from a place on (None is the beginning), without end."""
+        return (pack for _, pack in self.placed(start))
+
+    @abstractmethod
+    def first_packs(self) -> list[Pack]:
+        """The packs of the first window, for figures."""
+
+    @property
+    def fill(self) -> float:
+        """Share of the slots of the first packs that hold tokens."""
+        packs = self.first_packs()
+        return sum(pack.num_tokens for pack in packs) / (self.slots * len(packs))
+
+    def for_rank(self, start: Any, rank: int, world_size: int, multiple: int | None = None) -> Iterator[Pack]:
+        """Yield every ``world_size``-th pack from ``start + rank`` on, each with the place after all ranks' packs.
+
+        Args:
+            start: a place that all ranks share.
+            rank: this process, in [0, world_size).
+            world_size: number of processes.
+            multiple: end with the epoch of ``start``, filled up with empty packs so that every rank gets the same
+                number, a multiple of this; without end where None.
+        """
+        sequence = self.placed(start)
+        place, upcoming = next(sequence)
+        for count in itertools.count(1):
+            group: list[Pack] = []
+            first = place
+            while len(group) < world_size:
+                if multiple is not None and upcoming.here.epoch != start.epoch:
+                    group.append(_empty(upcoming.here))
+                else:
+                    group.append(upcoming)
+                    place, upcoming = next(sequence)
+            yield replace(group[rank], after=place, group=first)
+            if multiple is not None and upcoming.here.epoch != start.epoch and count % multiple == 0:
+                return
 
 
 def best_fit(lengths: IntArray, slots: int, open_packs: int = OPEN_PACKS) -> list[list[int]]:
@@ -127,7 +220,7 @@ def cut(lengths: IntArray, sequence_length: int, affixes: Affixes) -> tuple[IntA
     return owners, starts, stops
 
 
-class PackPlan:
+class PackPlan(Plan):
     """The sequence of packs of a corpus.
 
     Args:
@@ -140,7 +233,7 @@ class PackPlan:
     """
 
     def __init__(
-        self, store: TokenStore, affixes: Affixes, slots: int, sequence_length: int, seed: int, shuffle: bool = True
+        self, store: Documents, affixes: Affixes, slots: int, sequence_length: int, seed: int, shuffle: bool = True
     ) -> None:
         self.store = store
         self.affixes = affixes
@@ -188,39 +281,29 @@ class PackPlan:
         around = len(self.affixes.prefix) + len(self.affixes.suffix)
         return self.store.meta.num_tokens + len(self.store) * around
 
-    def sequence(self, start: Position | None = None) -> Iterator[Pack]:
-        """Yield the packs of all epochs from a place on (None is the beginning), without end."""
+    @property
+    @override
+    def beginning(self) -> Position:
+        return BEGINNING
+
+    @override
+    def first_packs(self) -> list[Pack]:
+        return self.window(0, 0)
+
+    @override
+    def placed(self, start: Position | None = None) -> Iterator[tuple[Position, Pack]]:
         epoch, window, number = start or Position()
         while True:
-            packs = self.window(epoch, window)
-            yield from packs[number:]
+            for pack in self.window(epoch, window)[number:]:
+                yield pack.here, pack
             number, window = 0, window + 1
             if window == self.num_windows:
                 window, epoch = 0, epoch + 1
 
-    def for_rank(self, start: Position, rank: int, world_size: int, multiple: int | None = None) -> Iterator[Pack]:
-        """Yield every ``world_size``-th pack from ``start + rank`` on, each with the place after all ranks' packs.
-
-        Args:
-            start: a place that all ranks share.
-            rank: this process, in [0, world_size).
-            world_size: number of processes.
-            multiple: end with the epoch of ``start``, filled up with empty packs so that every rank gets the same
-                number, a multiple of this; without end where None.
-        """
-        sequence = self.sequence(start)
-        upcoming = next(sequence)
-        for count in itertools.count(1):
-            group: list[Pack] = []
-            while len(group) < world_size:
-                if multiple is not None and upcoming.here.epoch != start.epoch:
-                    group.append(_empty(upcoming.here))
-                else:
-                    group.append(upcoming)
-                    upcoming = next(sequence)
-            yield replace(group[rank], after=upcoming.here, group=group[0].here)
-            if multiple is not None and upcoming.here.epoch != start.epoch and count % multiple == 0:
-                return
+    def epochs_at(self, place: Position) -> float:
+        """Passes over the documents at a place, a started window counted in full packs."""
+        epoch, window, pack = place
+        return epoch + (window + pack / len(self.window(epoch, window))) / self.num_windows
 
 
 def _empty(place: Position) -> Pack:
@@ -245,6 +328,7 @@ class PackedBatch:
         after: the place to go on from once this batch is trained.
         first_rank: how many pieces stand in the packs before it, in its window of the plan.
         group: the place of the first rank's pack for this micro-batch.
+        source: number of the source that its documents are of.
         on_host: this batch before it went to a device, for what has to be decided on the host.
     """
 
@@ -257,9 +341,10 @@ class PackedBatch:
     documents: IntArray
     eligible_span: IntArray
     here: Position
-    after: Position
+    after: Any
     first_rank: int = 0
-    group: Position = BEGINNING
+    group: Any = BEGINNING
+    source: int = 0
     on_host: PackedBatch | None = None
 
     @property
@@ -271,6 +356,11 @@ class PackedBatch:
     def num_tokens(self) -> int:
         """Real tokens, padding not counted."""
         return int(self.lengths.sum())
+
+    @property
+    def counters(self) -> tuple[int, ...]:
+        """What names this pack among all packs of a run, for what is drawn anew in each."""
+        return (*self.here, self.source) if self.source else tuple(self.here)
 
     def _tensors(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
@@ -285,7 +375,7 @@ class PackedBatch:
         return replace(self, **{name: value.pin_memory() for name, value in self._tensors().items()})
 
 
-def gather(store: TokenStore, pack: Pack, affixes: Affixes, slots: int, longest: int, pad_id: int) -> PackedBatch:
+def gather(store: Documents, pack: Pack, affixes: Affixes, slots: int, longest: int, pad_id: int) -> PackedBatch:
     """Read a pack's tokens out of the store.
 
     Args:
@@ -328,17 +418,18 @@ def gather(store: TokenStore, pack: Pack, affixes: Affixes, slots: int, longest:
         after=pack.after,
         first_rank=pack.first_rank,
         group=pack.group,
+        source=pack.source,
     )
 
 
-def eligible_spans(store: TokenStore, pack: Pack) -> IntArray:
+def eligible_spans(store: Documents, pack: Pack) -> IntArray:
     """Tokens of its document that may be masked, before each piece of a pack and through its end, (N, 2)."""
     totals = store.lengths(pack.documents)
     rows = zip(*(x.tolist() for x in (pack.documents, pack.starts, pack.stops, totals)), strict=True)
     return np.array([_eligible_span(store, *row) for row in rows], np.int64).reshape(-1, 2)
 
 
-def _eligible_span(store: TokenStore, document: int, start: int, stop: int, total: int) -> tuple[int, int]:
+def _eligible_span(store: Documents, document: int, start: int, stop: int, total: int) -> tuple[int, int]:
     eligible = store.num_eligible(document)
     if eligible == total:
         return start, stop

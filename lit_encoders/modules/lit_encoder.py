@@ -25,6 +25,7 @@ from lit_encoders.modules.checkpoint_facts import check_same_run, check_state, p
 from lit_encoders.modules.held_out import HeldOutLosses, log_held_out, measuring
 from lit_encoders.modules.pack_targets import masked_targets
 from lit_encoders.modules.settings import check_choice, check_masking, check_optimizer, check_stream_settings
+from lit_encoders.modules.source_records import source_counts, source_records, source_terms
 from lit_encoders.modules.stream_loss import StepTargets, StreamDealer, groups_by_term, loss_terms
 from lit_encoders.modules.stream_records import count_names, stream_counts, stream_records
 from lit_encoders.modules.token_mean import Loss as Loss
@@ -52,9 +53,9 @@ class LitEncoder(BackboneModule):
 
     Subclasses override `training_loss` for another objective, or ``configure_optimizers``; nothing else has to change.
 
-    Logged: ``train/{mlm_loss,clm_loss,objective,tokens,targets,learning_rate}``, ``val/{mlm,clm}_{loss,perplexity}``
-    (``val/<name>/...`` for named sets), and with TensorBoard ``tokens/...``, the losses against tokens. Losses are nats
-    per target.
+    Logged: ``train/{mlm_loss,clm_loss,objective,tokens,targets,learning_rate}`` (of the sources of a mixture
+    ``train/<name>/{tokens,mlm_loss,clm_loss}``), ``val/{mlm,clm}_{loss,perplexity}`` (``val/<name>/...`` for named
+    sets), and with TensorBoard ``tokens/...``, the losses against tokens. Losses are nats per target.
 
     Args:
         backbone: folder or hub name of a masked or causal LM, ``example:NAME``, or the settings of a configuration
@@ -205,8 +206,13 @@ class LitEncoder(BackboneModule):
     @override
     def setup(self, stage: str) -> None:
         plans = getattr(getattr(self.trainer, "datamodule", None), "plans", {})
+        shared = {stream.name for stream in self.streams} & set(self._sources)
+        if shared:
+            raise ValueError(
+                f"data.train must name its sources otherwise than model.streams are named, got {sorted(shared)[0]!r}"
+            )
         if stage == "fit" and self.streams and "train" in plans:
-            packs = plans["train"].window(0, 0)
+            packs = plans["train"].first_packs()
             micro_batches = self.trainer.accumulate_grad_batches * self.trainer.world_size
             check_documents(self.streams, sum(len(pack.documents) for pack in packs) / len(packs) * micro_batches)
 
@@ -287,13 +293,21 @@ class LitEncoder(BackboneModule):
         losses = self.group_losses(batch, objective, targets, taught)
         # Not `distil`: a step whose objective asks no teacher has no such loss, rather than one of 0.
         asked = [group.teacher is not None for group in taught]
+        terms = loss_terms(objective, losses, asked, [stream.name for stream in streams])
+        counts = {} if members is None else stream_counts(streams, members, targets)
+        sources = self._sources
         return Loss(
             total=torch.stack([total for total, _, _ in losses]).sum(),
             num_targets=targets.num_targets,
-            terms=loss_terms(objective, losses, asked, [stream.name for stream in streams]),
+            terms={**terms, **source_terms(terms, sources, batch.source)},
             divisor=divisor,
-            counts={} if members is None else stream_counts(streams, members, targets),
+            counts={**counts, **source_counts(batch.num_tokens, sources, batch.source)},
         )
+
+    @property
+    def _sources(self) -> list[str]:
+        """Names of the sources that the data mixes."""
+        return getattr(getattr(self._trainer, "datamodule", None), "source_names", [])
 
     def _prepare(self, batch: PackedBatch) -> tuple[Targets, list[RowGroup], float | None, Any]:
         """Targets of a micro-batch, by stream; what it adds to the step's divisor; and the stream of each piece."""
@@ -323,7 +337,7 @@ class LitEncoder(BackboneModule):
             ``<stream>``, and where a teacher is asked ``<stream>.mlm`` and ``<stream>.kd``; and the micro-batch's part
             of the step's divisor.
         """
-        torch.manual_seed(single_key(self.seed, Purpose.DROPOUT, *batch.here) >> 1)
+        torch.manual_seed(single_key(self.seed, Purpose.DROPOUT, *batch.counters) >> 1)
         targets, groups, divisor, _ = self._prepare(batch)
         assert self.backbone is not None
         distil = [stream.distill for stream in self.streams]
@@ -336,7 +350,7 @@ class LitEncoder(BackboneModule):
     @override
     def training_step(self, batch: PackedBatch, batch_idx: int) -> Tensor:
         # Dropout draws from a generator: seeding it per pack leaves nothing to save, and nothing to disturb.
-        torch.manual_seed(single_key(self.seed, Purpose.DROPOUT, *batch.here) >> 1)
+        torch.manual_seed(single_key(self.seed, Purpose.DROPOUT, *batch.counters) >> 1)
         return self.step_loss(self.training_loss(batch), batch.num_tokens)
 
     @override
@@ -429,13 +443,17 @@ class LitEncoder(BackboneModule):
         }
 
     def records(self) -> dict[str, Any]:
-        """What a reproduction has to record of streams, over all ranks: documents, targets, and the aggregation's name.
+        """What a reproduction has to record of streams and sources, over all ranks; every rank has to ask.
 
-        Empty without streams; every rank has to ask.
+        Of streams documents, targets and the aggregation's name, of the sources of a mixture their tokens.
         """
-        if not self.streams:
-            return {}
-        return stream_records(self.streams, self.aggregation, self._counted_by_all(count_names(self.streams)))
+        totals = self._counted_by_all(self._counted_names)
+        of_streams = stream_records(self.streams, self.aggregation, totals) if self.streams else {}
+        return {**of_streams, **source_records(self._sources, totals)}
+
+    @property
+    def _counted_names(self) -> list[str]:
+        return [*count_names(self.streams), *source_counts(0, self._sources, 0)]
 
     def _identity(self) -> dict[str, Any]:
         """What a run's steps depend on; the configuration also makes an export of it, should its folder be gone."""
@@ -445,7 +463,7 @@ class LitEncoder(BackboneModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["lit_encoders"] = {
             **self._identity(),
-            "counted": self._counted_by_all(count_names(self.streams)),
+            "counted": self._counted_by_all(self._counted_names),
             **self.facts(),
         }
 

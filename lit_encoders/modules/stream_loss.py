@@ -10,7 +10,7 @@ import torch
 from lightning.pytorch import Trainer
 from torch import Tensor
 
-from lit_encoders.data.packs import Pack, PackedBatch, PackPlan, eligible_spans
+from lit_encoders.data.packs import Pack, PackedBatch, Plan, eligible_spans
 from lit_encoders.models.backbone import RowGroup
 from lit_encoders.objectives import Objective
 from lit_encoders.objectives.hashing import Purpose, document_keys, single_key, uniform
@@ -106,7 +106,7 @@ class StreamDealer:
         """Mask ratio of each piece, (N,)."""
         return np.array([stream.mask_ratio for stream in self.streams])[members]
 
-    def step_counts(self, plan: PackPlan, batch: PackedBatch, micro_batches: int, ends: bool) -> list[int]:
+    def step_counts(self, plan: Plan, batch: PackedBatch, micro_batches: int, ends: bool) -> list[int]:
         """Targets of each stream in the whole optimizer step that begins with a micro-batch, over all ranks, (S,).
 
         They follow from the plan alone, so no rank has to ask another, and none has to wait.

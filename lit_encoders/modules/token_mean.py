@@ -37,6 +37,15 @@ class Loss:
     counts: Mapping[str, int] = field(default_factory=dict)
 
 
+def sum_over_ranks(values: Tensor) -> Tensor:
+    """Add up what every process has; in place.
+
+    Not ``strategy.reduce``: it begins with a barrier, which on a GPU holds the host up until the device is done.
+    """
+    torch.distributed.all_reduce(values)
+    return values
+
+
 class _Window:
     """What the micro-batches since the last optimizer step added up to, on this rank."""
 
@@ -96,7 +105,7 @@ class TokenMeanModule(LightningModule):
         """What all ranks have counted so far under these names; every rank has to ask."""
         counts = torch.tensor([self.counted[name] for name in names], dtype=torch.float64, device=self.device)
         if names and self.trainer.world_size > 1:
-            counts = self.trainer.strategy.reduce(counts, reduce_op="sum")  # type: ignore[assignment]
+            counts = sum_over_ranks(counts)
         return dict(zip(names, (int(count) for count in counts.tolist()), strict=True))
 
     def use_head(self, head: str | None) -> None:
@@ -140,7 +149,7 @@ class TokenMeanModule(LightningModule):
         uses = [float(name in window.heads) for name in names]
         counts = torch.tensor([window.divisor, window.num_targets, window.num_tokens, *uses], dtype=torch.float64)
         if world_size > 1:
-            counts = self.trainer.strategy.reduce(counts.to(self.device), reduce_op="sum")
+            counts = sum_over_ranks(counts.to(self.device))
         self._num_targets = counts[1]
         self._tokens = self._tokens.to(counts.device) + counts[2].long()
         gradients = [parameter.grad for parameter in self.parameters() if parameter.grad is not None]
@@ -176,14 +185,14 @@ class TokenMeanModule(LightningModule):
         for name, (total, count) in window.terms.items():
             if self.trainer.world_size > 1:
                 pair = torch.stack([total, total.new_tensor(count)])
-                pair = self.trainer.strategy.reduce(pair, reduce_op="sum")
+                pair = sum_over_ranks(pair)
                 total, count = pair[0], int(pair[1])
             if count:
                 losses[f"train/{name}"] = total / count
         counts = {f"train/{name}": float(count) for name, count in window.counts.items()}
         if counts and self.trainer.world_size > 1:
             every = torch.tensor(list(counts.values()), dtype=torch.float64, device=self.device)
-            every = self.trainer.strategy.reduce(every, reduce_op="sum")
+            every = sum_over_ranks(every)
             counts = dict(zip(counts, every.tolist(), strict=True))
         self._forget_except({*losses, *counts})
         for name, value in losses.items():

@@ -25,6 +25,7 @@ STEPS = 60
 DATA: dict[str, dict[str, Any]] = {
     "map-0": {"num_workers": 0},
     "map-2": {"num_workers": 2},
+    "mixed-0": {"train": {"a": "train.txt", "b": "more.txt"}, "weights": {"a": 0.7, "b": 0.3}},
 }
 
 
@@ -61,6 +62,7 @@ def make_text(path: Path, documents: int, seed: int = 0) -> Path:
 def write_config(folder: Path, data: str) -> Path:
     """CLM and MLM, a freeze window across the switch, an anchor, accumulation, validations between the phases."""
     model = make_model(folder / "model")
+    make_text(folder / "more.txt", 30, seed=2)
     callbacks = [
         {"class_path": "lit_encoders.callbacks.LayerFreezing", "init_args": {"layers": "0:1", "steps": "40:55"}},
         {"class_path": "lit_encoders.callbacks.L2SP", "init_args": {"strength": 0.01}},

@@ -22,7 +22,8 @@ def kill(folder: Path, kills: int, seed: int, number: str, data: str) -> dict[st
 
 
 @pytest.mark.parametrize(
-    ("number", "data", "kills"), [("SIGKILL", "map-0", 4), ("SIGKILL", "map-2", 3), ("SIGTERM", "map-0", 3)]
+    ("number", "data", "kills"),
+    [("SIGKILL", "map-0", 4), ("SIGKILL", "map-2", 3), ("SIGKILL", "mixed-0", 3), ("SIGTERM", "map-0", 3)],
 )
 def test_killed_runs_end_as_if_left_alone(tmp_path: Path, number: str, data: str, kills: int) -> None:
     found = kill(tmp_path / "runs", kills, 0, number, data)
