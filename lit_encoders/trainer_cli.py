@@ -12,7 +12,6 @@ from typing import Any
 
 import yaml
 from jsonargparse import Namespace
-from jsonargparse.typing import PositiveFloat, PositiveInt
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
@@ -32,6 +31,7 @@ from lit_encoders.modules.lit_clm import LitCLM as LitCLM
 from lit_encoders.modules.lit_encoder import LitEncoder
 from lit_encoders.modules.lit_mlm import LitMLM as LitMLM
 from lit_encoders.modules.precision import automatic_precision
+from lit_encoders.optim.budgets import Tokens
 from lit_encoders.preview import preview
 from lit_encoders.quiet import quieten
 from lit_encoders.recipes import config_folder, replace_names
@@ -372,16 +372,25 @@ class PlanCLI(PreviewCLI):
         super().add_arguments_to_parser(parser)
         parser.add_argument(
             "--devices",
-            type=PositiveInt | None,
+            type=int | None,
             default=None,
             help="Ranks to plan for; None takes trainer.devices x trainer.num_nodes, and 1 where these are no numbers.",
         )
         parser.add_argument(
             "--tokens-per-second",
-            type=PositiveFloat | None,
+            type=Tokens | None,
             default=None,
             help="Slots that all devices together train on in a second, for hours.",
         )
+
+    @override
+    def before_instantiate_classes(self) -> None:
+        settings = self.config[self.subcommand]
+        if settings.devices is not None and settings.devices < 1:
+            raise ValueError(f"devices must be at least 1, got {settings.devices}")
+        if settings.tokens_per_second is not None and settings.tokens_per_second <= 0:
+            raise ValueError(f"tokens_per_second must be above 0, got {settings.tokens_per_second:g}")
+        super().before_instantiate_classes()
 
     @override
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:

@@ -19,7 +19,8 @@ from lit_encoders.data.examples import model_source
 from lit_encoders.data.mixture import MixedPlan, MixedPosition
 from lit_encoders.data.packs import BEGINNING, Pack, PackedBatch, PackPlan, Plan, Position, gather
 from lit_encoders.data.sources import SampleBy, TextSource, as_source, in_split
-from lit_encoders.data.tokens import FORMAT, Document, TokenStore, affixes, tokenizer_digest, write_stores
+from lit_encoders.data.streaming import StreamPlan, stream_digest, stream_reader
+from lit_encoders.data.tokens import FORMAT, Affixes, Document, TokenStore, affixes, tokenizer_digest, write_stores
 from lit_encoders.objectives.hashing import resolve_seed
 
 if TYPE_CHECKING:
@@ -104,6 +105,8 @@ class TextDataModule(LightningDataModule):
         num_workers: processes that read tokens; 0 reads in this one.
         seed: of the order of documents; None takes the one of ``seed_everything``, else 0.
         cache_dir: where tokenised corpora are kept; None is `default_cache`.
+        streaming: read the training text while a run goes on, window by window, instead of tokenising all of it first;
+            ``train`` is then local files of one kind or a dataset of the hub, and ``val`` has to be given.
 
     Raises:
         ValueError: from ``prepare_data``, before anything is trained, with the key, the rule and the value.
@@ -123,8 +126,13 @@ class TextDataModule(LightningDataModule):
         seed: int | None = None,
         cache_dir: str | Path | None = None,
         weights: dict[str, float] | None = None,
+        streaming: bool = False,
     ) -> None:
         super().__init__()
+        if streaming and val is None:
+            raise ValueError("data.val must name held-out text where data.streaming is on, got None")
+        if streaming and isinstance(train, dict) and weights is None:
+            raise ValueError("data.weights must be given where data.streaming is on: sizes are not known, got None")
         if val is None and not 0 < val_share < 1:
             raise ValueError(f"data.val_share must be in (0, 1), got {val_share}")
         if sequence_length < 1:
@@ -135,6 +143,7 @@ class TextDataModule(LightningDataModule):
             raise ValueError(f"data.num_workers must be at least 0, got {num_workers}")
         self.train_sources = _sources(train, "data.train", text_column, sample_by)
         self.val_sources = {} if val is None else _sources(val, "data.val", text_column, sample_by)
+        self.streaming = streaming
         self.weights = _check_weights(weights, list(self.train_sources))
         self.val_share = val_share
         self.sequence_length = sequence_length
@@ -177,7 +186,11 @@ class TextDataModule(LightningDataModule):
 
         folders: dict[str, Path] = {}
         for name, source in self.train_sources.items():
-            if self.val_sources:
+            if self.streaming:
+                # Of this run alone: another one may be at another place.
+                root = str(Path(self.trainer.default_root_dir).resolve()) if self.trainer is not None else ""
+                folders[_split_name("train", name)] = folder("stream", stream_digest(source), root)
+            elif self.val_sources:
                 folders[_split_name("train", name)] = folder(source.digest()) / "train"
             else:
                 both = folder(source.digest(), repr(self.val_share))
@@ -192,7 +205,8 @@ class TextDataModule(LightningDataModule):
         self._check_length()
         tokenizer = self.tokenizer
         self._stores = self._folders(tokenizer)
-        sources = {_split_name("train", name): source for name, source in self.train_sources.items()}
+        ahead = {} if self.streaming else self.train_sources
+        sources = {_split_name("train", name): source for name, source in ahead.items()}
         sources |= {_split_name("val", name): source for name, source in self.val_sources.items()}
         for name, source in sources.items():
             folder = self._stores[name].parent
@@ -202,7 +216,8 @@ class TextDataModule(LightningDataModule):
                 self._make_cache()
                 write_stores(source.documents(), tokenizer, self._split, names, folder)
         for name, path in self._stores.items():
-            self._check_store(name, path, sources.get(name))
+            if not (self.streaming and name.partition("/")[0] == "train"):
+                self._check_store(name, path, sources.get(name))
 
     def _check_store(self, name: str, path: Path, source: TextSource | None) -> None:
         """Refuse a split without documents; a held-out part has no source of its own."""
@@ -258,21 +273,18 @@ class TextDataModule(LightningDataModule):
         self.pad_id = pad if pad is not None else (tokenizer.eos_token_id or 0)
         # Other ranks than the first of a machine have not prepared anything themselves.
         stores = self._stores or self._folders(tokenizer)
-        plans = {
-            name: PackPlan(
-                TokenStore(path),
-                around,
-                self.slots,
-                self.sequence_length,
-                self.seed,
-                shuffle=name.partition("/")[0] == "train",
-            )
+        plans: dict[str, Plan] = {
+            name: PackPlan(TokenStore(path), around, self.slots, self.sequence_length, self.seed, shuffle=False)
             for name, path in stores.items()
+            if name.partition("/")[0] == "val"
         }
-        mixed = {name: plans.pop(_split_name("train", name)) for name in self.source_names}
-        self.plans = {"train": self._mix(mixed), **plans} if mixed else dict(plans)
+        trained = {
+            name: self._source_plan(source, stores[_split_name("train", name)], around, tokenizer)
+            for name, source in self.train_sources.items()
+        }
+        self.plans = {"train": self._mix(trained) if self.source_names else trained[""], **plans}
         _, world_size = self._ranks()
-        if len(self.train_plan.store) < world_size:
+        if not self.streaming and len(self.train_plan.store) < world_size:
             raise ValueError(
                 f"data.train must hold at least one document for each of the {world_size} ranks, "
                 f"got {len(self.train_plan.store)}"
@@ -280,16 +292,28 @@ class TextDataModule(LightningDataModule):
         if stage == "fit":
             # A new fit begins at the beginning; a resumed one restores its position after this.
             self.position = self.train_plan.beginning
-            self._report_fill()
+            if self.trainer is None or self.trainer.ckpt_path is None:  # A resume plans the window that it is in alone.
+                self._report_fill()
 
-    def _mix(self, plans: dict[str, PackPlan]) -> MixedPlan:
+    def _source_plan(
+        self, source: TextSource, path: Path, around: Affixes, tokenizer: PreTrainedTokenizerBase
+    ) -> PackPlan | StreamPlan:
+        if not self.streaming:
+            return PackPlan(TokenStore(path), around, self.slots, self.sequence_length, self.seed)
+        writes = self.trainer is None or self.trainer.local_rank == 0
+        path.mkdir(parents=True, exist_ok=True)
+        size = (self.slots, self.sequence_length)
+        return StreamPlan(stream_reader(source), tokenizer, path, around, *size, self.seed, writes)
+
+    def _mix(self, plans: dict[str, PackPlan | StreamPlan]) -> MixedPlan:
         if self._ends:
             raise ValueError(
                 "trainer.max_epochs must be -1 where data.train has several sources, which have epochs of their own, "
                 f"got {self.trainer.max_epochs}"  # type: ignore[union-attr]
             )
-        sizes = {name: float(plan.num_tokens()) for name, plan in plans.items()}
-        weights = self.weights or sizes
+        weights = self.weights or {
+            name: float(plan.num_tokens()) for name, plan in plans.items() if isinstance(plan, PackPlan)
+        }
         return MixedPlan(plans, [weights[name] for name in plans])
 
     @property
@@ -339,7 +363,6 @@ class TextDataModule(LightningDataModule):
         if isinstance(plan, MixedPlan):
             every = zip(self.source_names, plan.plans, self.position.places, strict=True)
             return {name: of_source.epochs_at(place) for name, of_source, place in every}
-        assert isinstance(plan, PackPlan)
         return plan.epochs_at(self.position)
 
     def _loader(self, name: str, packs: Any) -> PackLoader:
@@ -371,22 +394,54 @@ class TextDataModule(LightningDataModule):
         return batch
 
     @override
+    def teardown(self, stage: str) -> None:
+        self._close()
+
+    @override
+    def on_exception(self, exception: BaseException) -> None:
+        self._close()
+
+    def _close(self) -> None:
+        if "train" in self.plans:
+            for plan, _ in self._by_source(self.train_plan.beginning).values():
+                if isinstance(plan, StreamPlan):
+                    plan.close()
+
+    @override
     def state_dict(self) -> dict[str, Any]:
         place = self.position
         if isinstance(place, MixedPosition):
             plain: list[Any] = [[list(one) for one in place.places], list(place.tokens)]
         else:
             plain = list(place)
-        return {"position": plain, **self._identity()}
+        streams = {
+            name: plan.state(at) for name, (plan, at) in self._by_source(place).items() if isinstance(plan, StreamPlan)
+        }
+        return {"position": plain, **({"streams": streams} if streams else {}), **self._identity()}
+
+    def _by_source(self, place: Any) -> dict[str, tuple[Plan, Position]]:
+        """The plan of each source, with its place."""
+        plan = self.train_plan
+        if isinstance(plan, MixedPlan):
+            return {n: (one, at) for n, one, at in zip(self.source_names, plan.plans, place.places, strict=True)}
+        return {"": (plan, place)}
 
     def _identity(self) -> dict[str, Any]:
         """What a position in the plan depends on."""
         facts = {"seed": self.seed, "slots": self.slots, "sequence_length": self.sequence_length}
         plan = self.train_plan
         if isinstance(plan, MixedPlan):
-            texts = dict(zip(self.source_names, [_text_of(one) for one in plan.plans], strict=True))
-            return {**facts, "text": texts, "weights": dict(zip(self.source_names, plan.weights, strict=True))}
-        return {**facts, "text": _text_of(plan)}
+            return {**facts, "text": self._texts(), "weights": dict(zip(self.source_names, plan.weights, strict=True))}
+        return {**facts, "text": self._texts()[""]}
+
+    def _texts(self) -> dict[str, str]:
+        """What the text of each source is: the name of its store, or of its stream."""
+        return {
+            name: stream_digest(self.train_sources[name])[:32]
+            if isinstance(plan, StreamPlan)
+            else str(plan.store.folder.parent.name)  # type: ignore[attr-defined]
+            for name, (plan, _) in self._by_source(self.train_plan.beginning).items()
+        }
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -397,6 +452,9 @@ class TextDataModule(LightningDataModule):
         if other:
             raise ValueError(f"a checkpoint goes on with the data that it was made with: {'; '.join(other)}")
         saved = state_dict["position"]
+        for name, (plan, _) in self._by_source(self.train_plan.beginning).items():
+            if isinstance(plan, StreamPlan):
+                plan.restore(state_dict["streams"][name])
         if isinstance(self.train_plan, MixedPlan):
             places, tokens = saved
             self.position = MixedPosition(tuple(Position(*place) for place in places), tuple(tokens))
@@ -437,8 +495,3 @@ def _check_weights(weights: dict[str, float] | None, names: list[str]) -> dict[s
         if not 0 < weight < float("inf"):
             raise ValueError(f"data.weights must be above 0, got {weight} for {name}")
     return weights
-
-
-def _text_of(plan: Any) -> str:
-    """What a plan's text is, as the name of its store's folder has it."""
-    return str(plan.store.folder.parent.name)

@@ -125,6 +125,10 @@ class Plan(ABC):
     def first_packs(self) -> list[Pack]:
         """The packs of the first window, for figures."""
 
+    def epochs_at(self, place: Any) -> float:
+        """Passes over the documents at a place."""
+        raise NotImplementedError
+
     @property
     def fill(self) -> float:
         """Share of the slots of the first packs that hold tokens."""
@@ -220,6 +224,36 @@ def cut(lengths: IntArray, sequence_length: int, affixes: Affixes) -> tuple[IntA
     return owners, starts, stops
 
 
+def pack_window(plan: Plan, documents: IntArray, epoch: int, window: int, seed: int | None) -> list[Pack]:
+    """Pack some documents, in the order given.
+
+    Args:
+        plan: whose documents they are.
+        documents: their numbers, (D,).
+        epoch: of the packs' places.
+        window: of the packs' places.
+        seed: of the order of packs; None leaves them as they close.
+    """
+    owners, starts, stops = cut(plan.store.lengths(documents), plan.sequence_length, plan.affixes)
+    totals = plan.store.lengths(documents)[owners]
+    lengths = stops - starts + len(plan.affixes.prefix) + len(plan.affixes.suffix) * (stops == totals)
+    packs = best_fit(lengths, plan.slots)
+    order = np.arange(len(packs), dtype=np.int64)
+    if seed is not None:
+        # Packs close fullest first and long documents close at once: without this, like would follow like.
+        order = permute(order, len(packs), single_key(seed, Purpose.PACK_ORDER, epoch, window))
+    planned: list[Pack] = []
+    rank = 0
+    for number, place in enumerate(order.tolist()):
+        pieces = np.array(packs[place])
+        pieces = pieces[np.argsort(lengths[pieces], kind="stable")]
+        here = Position(epoch, window, number)
+        these = documents[owners[pieces]]
+        planned.append(Pack(these, starts[pieces], stops[pieces], lengths[pieces], here, here, rank, here))
+        rank += len(pieces)
+    return planned
+
+
 class PackPlan(Plan):
     """The sequence of packs of a corpus.
 
@@ -253,24 +287,7 @@ class PackPlan(Plan):
         documents = np.arange(first, last, dtype=np.int64)
         if self.shuffle:
             documents = permute(documents, len(self.store), single_key(self.seed, Purpose.ORDER, epoch))
-        owners, starts, stops = cut(self.store.lengths(documents), self.sequence_length, self.affixes)
-        totals = self.store.lengths(documents)[owners]
-        lengths = stops - starts + len(self.affixes.prefix) + len(self.affixes.suffix) * (stops == totals)
-        packs = best_fit(lengths, self.slots)
-        order = np.arange(len(packs), dtype=np.int64)
-        if self.shuffle:
-            # Packs close fullest first and long documents close at once: without this, like would follow like.
-            order = permute(order, len(packs), single_key(self.seed, Purpose.PACK_ORDER, epoch, window))
-        planned: list[Pack] = []
-        rank = 0
-        for number, place in enumerate(order.tolist()):
-            pieces = np.array(packs[place])
-            pieces = pieces[np.argsort(lengths[pieces], kind="stable")]
-            here = Position(epoch, window, number)
-            these = documents[owners[pieces]]
-            planned.append(Pack(these, starts[pieces], stops[pieces], lengths[pieces], here, here, rank, here))
-            rank += len(pieces)
-        return planned
+        return pack_window(self, documents, epoch, window, self.seed if self.shuffle else None)
 
     def num_packs(self, epoch: int) -> int:
         """Packs of one whole epoch; plans all its windows."""
@@ -300,6 +317,7 @@ class PackPlan(Plan):
             if window == self.num_windows:
                 window, epoch = 0, epoch + 1
 
+    @override
     def epochs_at(self, place: Position) -> float:
         """Passes over the documents at a place, a started window counted in full packs."""
         epoch, window, pack = place

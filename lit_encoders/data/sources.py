@@ -59,7 +59,7 @@ class TextSource:
         """
         for found in self._inputs():
             for place, value in found.values(self._reading):
-                document = self._checked(value, place)
+                document = self.checked(value, place)
                 if document and not (isinstance(document, str) and document.isspace()):
                     yield document
 
@@ -102,8 +102,16 @@ class TextSource:
             raise ValueError(f"{self.key} must name files that exist, got {name!r}{hint}")
         return inputs
 
-    def _checked(self, value: Any, place: str) -> Document:
-        """Take a value as a document, or say what it is instead."""
+    def checked(self, value: Any, place: str) -> Document:
+        """Take a value as a document, or say what it is instead.
+
+        Args:
+            value: of the column.
+            place: where it stands, for messages.
+
+        Raises:
+            ValueError: it is no document.
+        """
         where = f"{self.key}: column {self.text_column!r} in {place}"
         if isinstance(value, str):
             try:

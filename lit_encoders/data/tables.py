@@ -96,11 +96,28 @@ class HubDataset:
         return hashlib.sha256(f"{self.name}\n{fingerprint}".encode()).hexdigest()
 
     def _load(self, reading: Reading) -> Dataset:
-        parts = _HUB_NAME.fullmatch(self.name)
-        if parts is None:
-            raise ValueError(f"{reading.key} must be hub:OWNER/NAME or hub:OWNER/NAME:CONFIG#SPLIT, got {self.name!r}")
+        parts = hub_name(self.name, reading.key)
         with _named(reading.key, "name a dataset of the hub that can be loaded", self.name):
-            return _from_hub(parts["name"], parts["config"], parts["split"] or "train")
+            return _from_hub(*parts)
+
+
+def hub_name(name: str, key: str) -> tuple[str, str | None, str]:
+    """Dataset, configuration and split of a name on the hub.
+
+    Args:
+        name: ``hub:OWNER/NAME``, ``hub:OWNER/NAME:CONFIG#SPLIT``.
+        key: the setting, for messages.
+
+    Raises:
+        ValueError: it is no such name.
+
+    >>> hub_name("hub:me/text:small#test", "data.train")
+    ('me/text', 'small', 'test')
+    """
+    parts = _HUB_NAME.fullmatch(name)
+    if parts is None:
+        raise ValueError(f"{key} must be hub:OWNER/NAME or hub:OWNER/NAME:CONFIG#SPLIT, got {name!r}")
+    return parts["name"], parts["config"], parts["split"] or "train"
 
 
 @cache

@@ -12,6 +12,7 @@ import random
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -25,6 +26,13 @@ STEPS = 60
 DATA: dict[str, dict[str, Any]] = {
     "map-0": {"num_workers": 0},
     "map-2": {"num_workers": 2},
+    "stream-0": {"streaming": True},
+    "stream-2": {"streaming": True, "num_workers": 2},
+    "mixed-stream-0": {
+        "streaming": True,
+        "train": {"a": "train.txt", "b": "more.txt"},
+        "weights": {"a": 0.7, "b": 0.3},
+    },
     "mixed-0": {"train": {"a": "train.txt", "b": "more.txt"}, "weights": {"a": 0.7, "b": 0.3}},
 }
 
@@ -114,7 +122,10 @@ def start(arguments: list[str], log: Path) -> int:
         from lit_encoders.cli import main
 
         code = main(arguments)
+    except BaseException:
+        traceback.print_exc()
     finally:
+        sys.stderr.flush()
         os._exit(code)
 
 
@@ -162,6 +173,9 @@ def main() -> None:
     folder.mkdir(parents=True)
     os.chdir(folder)
     import lit_encoders.trainer_cli  # noqa: F401  Once, for all forks.
+    from lit_encoders.data import streaming
+
+    streaming.WINDOW_DOCUMENTS = 32  # Several windows to an epoch.
 
     config = write_config(folder, data)
 

@@ -34,8 +34,11 @@ def test_killed_runs_end_as_if_left_alone(tmp_path: Path, number: str, data: str
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(10))
-@pytest.mark.parametrize(("number", "data"), [("SIGKILL", "map-0"), ("SIGKILL", "map-2"), ("SIGTERM", "map-2")])
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(
+    ("number", "data"),
+    [("SIGKILL", "map-0"), ("SIGKILL", "map-2"), ("SIGKILL", "mixed-0"), ("SIGKILL", "stream-0"), ("SIGTERM", "map-2")],
+)
 def test_killed_many_times(tmp_path: Path, seed: int, number: str, data: str) -> None:
     found = kill(tmp_path / "runs", 7, seed, number, data)
     assert found["equal"], found
