@@ -9,6 +9,8 @@ import numpy as np
 
 from lit_encoders.data.mixture import MixedPlan
 from lit_encoders.data.packs import PackedBatch, PackPlan
+from lit_encoders.data.streaming import StreamPlan
+from lit_encoders.data.tokens import TokenStore
 from lit_encoders.objectives import Objective
 
 if TYPE_CHECKING:
@@ -45,25 +47,26 @@ class CorpusFigures:
     packs: int
 
 
-def corpus_figures(plan: PackPlan, unknown_id: int | None) -> CorpusFigures:
-    """Measure a corpus as a plan packs it.
+def corpus_figures(plan: PackPlan | StreamPlan, unknown_id: int | None) -> CorpusFigures:
+    """Measure a corpus as a plan packs it; of a stream, its first window.
 
     Args:
         plan: of the corpus.
         unknown_id: id of the tokenizer's unknown token, None where it has none.
     """
-    meta = plan.store.meta
+    packs = plan.first_packs()
+    store = plan.first_store() if isinstance(plan, StreamPlan) else plan.store
+    assert isinstance(store, TokenStore)
+    meta = store.meta
     around = len(plan.affixes.prefix) + len(plan.affixes.suffix)
-    lengths = plan.store.lengths(np.arange(len(plan.store)))
-    packs = plan.window(0, 0)
     return CorpusFigures(
         documents=meta.num_documents,
-        tokens=plan.num_tokens(),
+        tokens=meta.num_tokens + meta.num_documents * around,
         characters_per_token=meta.num_characters / meta.num_tokens,
-        unknown_share=0.0 if unknown_id is None else plan.store.share_of(unknown_id, _LOOK_AT),
-        fill=sum(int(pack.lengths.sum()) for pack in packs) / (plan.slots * len(packs)),
-        chunked=int((lengths + around > plan.sequence_length).sum()),
-        packs=plan.num_packs(0),
+        unknown_share=0.0 if unknown_id is None else store.share_of(unknown_id, _LOOK_AT),
+        fill=sum(pack.num_tokens for pack in packs) / (plan.slots * len(packs)),
+        chunked=int((store.lengths(np.arange(len(store))) + around > plan.sequence_length).sum()),
+        packs=plan.num_packs(0) if isinstance(plan, PackPlan) else len(packs),
     )
 
 
@@ -109,10 +112,13 @@ def preview(
         documents: how many documents of each.
     """
     plan, tokenizer = data.train_plan, module.tokenizer
-    assert isinstance(plan, (PackPlan, MixedPlan))
     sources = dict(zip(data.source_names, plan.plans, strict=True)) if isinstance(plan, MixedPlan) else {"": plan}
-    every = {name: corpus_figures(of_source, tokenizer.unk_token_id) for name, of_source in sources.items()}
-    lines = []
+    every = {
+        name: corpus_figures(of_source, tokenizer.unk_token_id)
+        for name, of_source in sources.items()
+        if isinstance(of_source, (PackPlan, StreamPlan))
+    }
+    lines = ["figures are of the first window of each stream"] if data.streaming else []
     for name, figures in every.items():
         lines += [
             *([f"source                {name}"] if name else []),
@@ -126,7 +132,9 @@ def preview(
     for name in data.val_names:
         store = data.plans[f"val/{name}".rstrip("/")].store
         lines.append(f"held out {name or '':<12} {store.meta.num_documents:,} documents")
-    if steps is not None:
+    if steps is not None and data.streaming:
+        lines.append(f"budget                {steps:,} steps of {slots_per_step:,} slots")
+    elif steps is not None:
         weights = plan.weights if isinstance(plan, MixedPlan) else [1.0]
         tokens = steps * slots_per_step * plan.fill
         passes = [

@@ -220,6 +220,11 @@ class StreamPlan(Plan):
     def first_packs(self) -> list[Pack]:
         return self.window(0, 0)
 
+    def first_store(self) -> TokenStore:
+        """The documents of the first window, read now if they are not there."""
+        self._have(0)
+        return _open_window(self.folder.path(0) / "train")
+
     @override
     def placed(self, start: Position | None = None) -> Iterator[tuple[Position, Pack]]:
         epoch, window, number = start or BEGINNING
@@ -324,7 +329,7 @@ def stream_reader(source: TextSource) -> Reader:
             )
         builder, settings = _BUILDERS[str(kinds.pop())]
         if builder == "text":
-            settings = {"sample_by": source.sample_by if source.sample_by != "file" else "document"}
+            settings = {"sample_by": source.sample_by}
         files = [str(path) for path in paths]
         dataset = load_dataset(builder, data_files=files, split="train", streaming=True, **settings)
     column = "text" if dataset.features and list(dataset.features) == ["text"] else source.text_column

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import Timer
 from rich.console import Console
 from rich.table import Table
 from torch.optim import AdamW
@@ -20,7 +21,6 @@ from lit_encoders.callbacks.anchored import AnchoredCallback
 from lit_encoders.callbacks.hf_export import HFExport
 from lit_encoders.callbacks.layer_freezing import LayerFreezing
 from lit_encoders.callbacks.objective_schedule import ObjectiveSchedule, Phase, find_schedule, resolve_phases
-from lit_encoders.data.sources import TextSource
 from lit_encoders.data.tokens import affixes
 from lit_encoders.mistakes import one_line
 from lit_encoders.modules.lit_encoder import LitEncoder
@@ -275,15 +275,22 @@ def _schedule_problems(trainer: Trainer, module: LitEncoder, schedule: Objective
     return problems
 
 
+def _timed(trainer: Trainer) -> bool:
+    """Whether the clock ends the run (trainer.max_time)."""
+    return any(isinstance(callback, Timer) for callback in trainer.callbacks)  # type: ignore[attr-defined]
+
+
 def _data_problems(module: LitEncoder, data: TextDataModule) -> list[str]:
     """What a datamodule would refuse before it reads any text."""
     problems: list[str] = []
-    held = [value if isinstance(value, dict) else {"": value} for value in vars(data).values()]
-    for source in (source for named in held for source in named.values() if isinstance(source, TextSource)):
+    for source in (*data.train_sources.values(), *data.val_sources.values()):
         with _noted(problems):
             source.paths()  # Whether there are such files; none is opened.
     with _noted(problems):
         data._check_length()
+    if data.source_names and data._ends:
+        with _noted(problems):
+            data._mix({})  # Refuses before it looks at any.
     with _noted(problems):
         _ = module.tokenizer  # Whether it fits the model.
         around = affixes(data.tokenizer)
@@ -389,7 +396,7 @@ def make_plan(
     plan.problems = rank_problems(ranks, configured, accumulate, strategy) + _data_problems(module, data)
     if schedule is not None:
         plan.problems += _schedule_problems(trainer, module, schedule, step)
-    elif trainer.max_steps < 0 and trainer.max_epochs in (None, -1):
+    elif trainer.max_steps < 0 and trainer.max_epochs in (None, -1) and not _timed(trainer):
         plan.problems.append("schedule or trainer.max_steps must end the run, got neither")
     plan.problems += _module_problems(trainer, module)
     lines, anchored = _callback_problems(trainer, module)
