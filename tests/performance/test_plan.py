@@ -162,6 +162,7 @@ REFUSED = [
     ["--data.sequence_length=200", "--data.slots=200"],
     ["--data.sequence_length=2", "--data.slots=96"],
     ["--data.train=none.txt"],
+    ["--data.train={a: TEXT, b: TEXT}", "--trainer.max_epochs=2", "--schedule=null"],
     ["--trainer.max_steps=7"],
     ["--schedule.steps=null", "--schedule.tokens=9600", "--schedule.warmup_tokens=50_000"],
     ['--model.no_decay=["5:9"]'],
@@ -179,7 +180,8 @@ REFUSED = [
 
 
 @pytest.mark.parametrize("flags", REFUSED, ids=lambda flags: flags[-1])
-def test_what_fit_refuses(run: Any, tiny: Path, flags: list[str]) -> None:
+def test_what_fit_refuses(run: Any, tiny: Path, text_file: Path, flags: list[str]) -> None:
+    flags = [flag.replace("TEXT", str(text_file)) for flag in flags]
     code, _, err = run("fit", "--config", tiny, *flags)
     assert code == 2
     refused = err.splitlines()[-1].removeprefix("lit-encoders: error: ")
@@ -277,6 +279,9 @@ def test_a_run_of_steps_and_one_of_epochs(run: Any, write: Any) -> None:
     assert code == 0, err
     assert row(out, "each step")[2:4] == ["1", "96"]
     assert "trainer.max_epochs 3: how many steps these are depends on the text" in out
+    code, out, err = run("plan", "--config", config, "--trainer.max_time=00:01:00:00")
+    assert code == 0, err
+    assert row(out, "each step")[2:4] == ["1", "96"]
 
 
 def flops(out: str, name: str) -> float:
