@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import zipfile
@@ -107,6 +108,21 @@ def use_stand_in(settings: Namespace) -> None:
         rank_zero_info(f"model.teacher: a tiny stand-in for {teacher}, without its weights")
 
 
+def check_devices(accelerator: Any, devices: Any) -> None:
+    """Refuse far more processes on a processor than it has cores: they would all be started, whatever the data says.
+
+    Args:
+        accelerator: as the trainer takes it.
+        devices: as the trainer takes it.
+
+    Raises:
+        ValueError: with the number.
+    """
+    cores = max(2, os.cpu_count() or 1)
+    if accelerator == "cpu" and str(devices).isdigit() and int(devices) > cores:
+        raise ValueError(f"trainer.devices must be at most {cores} on this machine's processors, got {devices}")
+
+
 def _rank() -> int:
     """The rank of this process as its launcher has set it: 0 before there is one."""
     return getattr(rank_zero_only, "rank", 0) or 0
@@ -185,6 +201,7 @@ class EncoderCLI(LightningCLI):
         accumulate = settings.trainer.accumulate_grad_batches
         if accumulate < 1:
             raise ValueError(f"trainer.accumulate_grad_batches must be at least 1, got {accumulate}")
+        check_devices(settings.trainer.accelerator, settings.trainer.devices)
         every = settings.validate_every
         if every is not None:
             if every < 1:
