@@ -20,6 +20,11 @@ from lit_encoders.weights.combine import digest_of
 START = "start"
 
 
+def _has_layers(module: nn.Module) -> bool:
+    """Whether a module holds layers by now, of which ranges can be wrong ones."""
+    return any(isinstance(child, nn.ModuleList) and len(child) for child in module.modules())
+
+
 class AnchoredCallback(Callback):
     """Hold the start of some weights: one copy for all such callbacks, sharded like the weights, verified on a resume.
 
@@ -69,7 +74,7 @@ class AnchoredCallback(Callback):
             self._take(trainer, pl_module)
         except ValueError:
             # A module may build its layers in its own setup(), which comes after this one.
-            if not is_overridden("setup", pl_module):
+            if not is_overridden("setup", pl_module) or _has_layers(pl_module):
                 raise
 
     def _take(self, trainer: Trainer, pl_module: LightningModule) -> None:

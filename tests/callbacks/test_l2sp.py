@@ -525,3 +525,15 @@ def test_a_second_list_of_like_size(run: Run, stack: Any, seen: Any) -> None:
     run(Two(), [1.0, 0.0], L2SP({"0:1": 0.5}, layers_path="decoder"), seen)
     moved = {name for name, gradient in seen.gradients[1].items() if gradient.abs().max() > 0}
     assert moved == {"decoder.0.weight", "decoder.0.bias"}
+
+
+def test_a_range_that_a_built_module_lacks_stops_before_training(
+    bert_folder: Path, text_file: Path, make_trainer: Any
+) -> None:
+    module = LitMLM(str(bert_folder))
+    data = TextDataModule(str(text_file), sequence_length=48, val_share=0.1)
+    trainer = make_trainer(max_steps=1, callbacks=[L2SP({"7:9": 0.1})])
+    with pytest.raises(ValueError, match="7:9"):
+        trainer.fit(module, data)
+    assert trainer.global_step == 0
+    assert not trainer.optimizers
