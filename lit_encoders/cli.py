@@ -76,7 +76,7 @@ FUNCTION_VERBS = {
     ),
     "prune": Verb("make a smaller model out of a larger one", "lit_encoders.analysis.pruning:prune_verb"),
     "study": Verb(
-        "several runs and one table: alignment",
+        "several runs and one table: alignment, mask-ratio",
         "lit_encoders.studies.verb:study_verb",
         ("name",),
         switches=("fast", "keep_models"),

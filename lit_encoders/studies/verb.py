@@ -43,9 +43,9 @@ def study_verb(
         name: of the study, alignment or mask-ratio.
         output: folder, new or of the same study; runs/study-NAME if not given.
         fast: a few steps of everything in a minute, to see that it runs; its numbers mean nothing.
-        jobs: runs at once, each on one processor and in 1 GB of memory; as many as there are processors, at most 8, if
-            not given.
-        keep_models: keep the weights of all runs, 90 MB each.
+        jobs: runs at once, each on one processor and in up to 3 GB of memory; as many as there are processors, at most 8,
+            if not given.
+        keep_models: keep the weights of all runs, 70 to 270 MB each.
 
     Raises:
         ValueError: no such study, or what it raises.
