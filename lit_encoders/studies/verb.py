@@ -7,6 +7,7 @@ import shlex
 import sys
 from collections.abc import Callable
 from difflib import get_close_matches
+from importlib.util import find_spec
 from pathlib import Path
 
 # What a study's function takes: its folder, and the options below.
@@ -23,6 +24,8 @@ def _alignment(output: Path, fast: bool, jobs: int, keep_models: bool, command: 
 def _mask_ratio(output: Path, fast: bool, jobs: int, keep_models: bool, command: str) -> str:
     from lit_encoders.studies.mask_ratio import MaskRatioSettings, run_mask_ratio, shortened
 
+    if find_spec("sklearn") is None:
+        raise ValueError("study mask-ratio needs scikit-learn: pip install -c constraints.txt -e '.[eval]'")
     settings = shortened(MaskRatioSettings()) if fast else MaskRatioSettings()
     return run_mask_ratio(output, settings, jobs=jobs, keep_models=keep_models, command=command, say=_say)
 
@@ -43,8 +46,8 @@ def study_verb(
         name: of the study, alignment or mask-ratio.
         output: folder, new or of the same study; runs/study-NAME if not given.
         fast: a few steps of everything in a minute, to see that it runs; its numbers mean nothing.
-        jobs: runs at once, each on one processor and in up to 3 GB of memory; as many as there are processors, at most 8,
-            if not given.
+        jobs: runs at once, each on one processor and in up to 3 GB of memory; as many as there are processors, at most
+            8, if not given.
         keep_models: keep the weights of all runs, 70 to 270 MB each.
 
     Raises:
