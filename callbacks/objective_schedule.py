@@ -56,8 +56,10 @@ class Phase:
 
     def __post_init__(self) -> None:
         where = f"schedule phase {self.name!r}"
-        if not self.name or "/" in self.name or self.name.startswith("."):
-            raise ValueError(f"schedule phase name must be usable as a file name, got {self.name!r}")
+        if not self.name or "/" in self.name or self.name.startswith((".", "step-")):
+            raise ValueError(
+                f"schedule phase name must be usable as a file name and not begin with 'step-', got {self.name!r}"
+            )
         if self.objective not in get_args(Objective):
             raise ValueError(f"{where}: objective must be 'mlm' or 'clm', got {self.objective!r}")
         if self.shape not in get_args(Shape):

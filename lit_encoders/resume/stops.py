@@ -60,3 +60,6 @@ class StopFlag:
         self.received = signal.Signals(number)
         if again and number == signal.SIGINT:
             raise KeyboardInterrupt
+        if number == signal.SIGINT:
+            # Not print, which the signal may have interrupted.
+            os.write(2, b"\nfinishing this step and saving; Ctrl-C again stops at once\n")
