@@ -207,6 +207,9 @@ class StreamPlan(Plan):
         self.states: dict[int, Any] = {0: None}
         self.windows_read = 0
         self._ahead: tuple[int, Future[None]] | None = None
+        # The window before the one at hand, and the stream's last one once it is known.
+        self._before = 0
+        self._last_window: int | None = None
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="next-window")
         self._closed = threading.Event()
         self.window = lru_cache(maxsize=2)(self._plan_window)
@@ -232,7 +235,7 @@ class StreamPlan(Plan):
             for pack in self.window(epoch, window)[number:]:
                 yield pack.here, pack
             number, window = 0, window + 1
-            if self.folder.about(window - 1)["ended"]:
+            if self._last_window == window - 1:
                 window, epoch = 0, epoch + 1
 
     @override
@@ -246,6 +249,8 @@ class StreamPlan(Plan):
         count = len(_open_window(self.folder.path(window) / "train"))
         if count == 0 and window == 0 and about["ended"]:
             raise ValueError(f"{self.reader.key} must hold at least one document that is not blank, got none")
+        if about["ended"]:
+            self._last_window = window
         self._begin(0 if about["ended"] else window + 1, window)
         documents = np.arange(count, dtype=np.int64)
         order = permute(documents, count, single_key(self.seed, Purpose.ORDER, epoch, window)) if count else documents
@@ -270,8 +275,9 @@ class StreamPlan(Plan):
             return
         for path in self.folder.root.glob("window-*"):
             # Workers and other ranks may still be in the one before.
-            if int(path.name.rpartition("-")[2]) not in (now - 1, now, window):
+            if int(path.name.rpartition("-")[2]) not in (self._before, now, window):
                 shutil.rmtree(path, ignore_errors=True)
+        self._before = now
         if not self.folder.exists(window):
             self._ahead = (window, self._pool.submit(self._read, window))
 
