@@ -56,6 +56,8 @@ class RunFolder(SaveConfigCallback):
     """Save the resolved configuration into the run folder, once it is sure that training begins."""
 
     started = False
+    # Whether the checkpoint to go on from was found, and not asked for by its name.
+    found = False
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -77,7 +79,10 @@ class RunFolder(SaveConfigCallback):
             return
         root = Path(trainer.default_root_dir)
         root.mkdir(parents=True, exist_ok=True)
-        text = self.parser.dump(self.config, skip_unset=False)
+        config = self.config.clone()
+        if type(self).found:
+            config.ckpt_path = AUTO
+        text = self.parser.dump(config, skip_unset=False)
         path, number = root / "config.yaml", 1
         while path.exists():  # A resumed run keeps the configuration of the run before.
             if path.read_text(encoding="utf-8") == text:
@@ -287,6 +292,7 @@ class EncoderCLI(LightningCLI):
         taken = [name for name in RUN_FILES if (self.root / name).exists()]
         if settings.get("ckpt_path") == AUTO and not self.forked:
             settings.ckpt_path = str(path) if taken and (path := self._go_on()) else None
+            RunFolder.found = True
             return
         if settings.get("ckpt_path") is not None and not self.forked:
             check_named_checkpoint(settings.ckpt_path, "ckpt_path")
@@ -455,7 +461,7 @@ def run_trainer(verb: str, arguments: list[str]) -> None:
     disable_progress_bar()
     for name in callbacks.__all__:
         getattr(callbacks, name)  # Known to the parser by their bare names, and listed in its help.
-    RunFolder.started = False
+    RunFolder.started = RunFolder.found = False
     looks: dict[str, type[EncoderCLI]] = {"preview": PreviewCLI, "plan": PlanCLI}
     kind = looks.get(verb, EncoderCLI)
     cli = kind.__new__(kind)  # Its constructor runs the command, and has to be tidied up after where that fails.
