@@ -39,7 +39,7 @@ class ExactResume(Checkpoint):
     ends with exit code 75 (under SLURM's SIGUSR1 it is requeued first). A second Ctrl-C ends it at once.
 
     Works on any LightningModule whose data knows its place: a datamodule with ``state_dict`` (`TextDataModule`), or a
-    loader with one (torchdata's StatefulDataLoader).
+    loader with one and a length (torchdata's StatefulDataLoader).
 
     Args:
         every_n_steps: optimizer steps between two checkpoints, at least 1.
@@ -114,12 +114,15 @@ class ExactResume(Checkpoint):
         datamodule = getattr(trainer, "datamodule", None)
         if datamodule is not None and is_overridden("state_dict", datamodule):
             return
-        loaders = trainer.fit_loop._combined_loader.flattened if trainer.fit_loop._combined_loader else []
-        for loader in loaders:
-            if not (hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")):
+        combined = trainer.fit_loop._combined_loader
+        # Not by its truth: that would ask an endless loader for its length.
+        for loader in [] if combined is None else combined.flattened:
+            # Of a loader without length Lightning fetches a batch ahead, so that its state would be of the next one.
+            if not all(hasattr(loader, name) for name in ("state_dict", "load_state_dict", "__len__")):
                 raise TypeError(
                     "ExactResume needs data that knows its place: a datamodule with state_dict (TextDataModule), or a "
-                    f"loader with one (torchdata's StatefulDataLoader), got {type(loader).__name__}"
+                    "loader with state_dict and a length (torchdata's StatefulDataLoader), got "
+                    f"{type(loader).__name__}"
                 )
 
     @override
