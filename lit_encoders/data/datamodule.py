@@ -292,8 +292,6 @@ class TextDataModule(LightningDataModule):
         if stage == "fit":
             # A new fit begins at the beginning; a resumed one restores its position after this.
             self.position = self.train_plan.beginning
-            if self.trainer is None or self.trainer.ckpt_path is None:  # A resume plans the window that it is in alone.
-                self._report_fill()
 
     def _source_plan(
         self, source: TextSource, path: Path, around: Affixes, tokenizer: PreTrainedTokenizerBase
@@ -375,6 +373,8 @@ class TextDataModule(LightningDataModule):
     @override
     def train_dataloader(self) -> PackLoader:
         plan, (rank, world) = self.train_plan, self._ranks()
+        if self.position == plan.beginning:  # A resumed run plans the window that it stands in, and no other.
+            self._report_fill()
         multiple = self.trainer.accumulate_grad_batches if self._ends and self.trainer is not None else None
         return self._loader("train", lambda: plan.for_rank(self.position, rank, world, multiple))
 

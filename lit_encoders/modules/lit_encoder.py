@@ -211,7 +211,7 @@ class LitEncoder(BackboneModule):
             raise ValueError(
                 f"data.train must name its sources otherwise than model.streams are named, got {sorted(shared)[0]!r}"
             )
-        if stage == "fit" and self.streams and "train" in plans and self.trainer.ckpt_path is None:
+        if stage == "fit" and self.streams and "train" in plans:
             packs = plans["train"].first_packs()
             micro_batches = self.trainer.accumulate_grad_batches * self.trainer.world_size
             check_documents(self.streams, sum(len(pack.documents) for pack in packs) / len(packs) * micro_batches)

@@ -41,7 +41,7 @@ def test_steps_10_and_100_000_resume_alike(
     early = tmp_path / "checkpoints" / "step-00000010.ckpt"
     late = tmp_path / "late.ckpt"
     saved = torch.load(early, weights_only=True)
-    # Where about 100,000 steps of one pack lead: whole epochs, and half of one (at its end the next one is planned too).
+    # About where 100,000 steps of one pack lead; in mid-epoch: at its end the next one is planned too.
     saved["TextDataModule"]["position"] = [100_000 // packs[0], 0, packs[0] // 2]
     torch.save(saved, late)
     found = {}
