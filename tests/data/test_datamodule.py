@@ -144,8 +144,9 @@ def test_few_documents_per_pack_are_warned_of(bert_folder: Path, tmp_path: Path)
     path.write_text("\n".join(" ".join(f"w{(i + j) % 90}" for j in range(26)) for i in range(200)))
     data = TextDataModule(str(path), sequence_length=48, slots=48, tokenizer=str(bert_folder), val_share=0.1)
     data.prepare_data()
+    data.setup("fit")
     with pytest.warns(UserWarning, match="packs are 58% full"):
-        data.setup("fit")
+        data.train_dataloader()
 
 
 def test_literal_special_tokens_are_warned_of(bert_folder: Path, tmp_path: Path) -> None:
