@@ -289,6 +289,13 @@ class TextDataModule(LightningDataModule):
                 f"data.train must hold at least one document for each of the {world_size} ranks, "
                 f"got {len(self.train_plan.store)}"
             )
+        if world_size > 1 and isinstance(self.train_plan, PackPlan) and self.train_plan.num_windows == 1:
+            packs = len(self.train_plan.first_packs())
+            if packs < world_size:
+                raise ValueError(
+                    f"data.train must fill at least one pack of {self.slots} slots for each of the {world_size} ranks, "
+                    f"got {packs} packs"
+                )
         if stage == "fit":
             # A new fit begins at the beginning; a resumed one restores its position after this.
             self.position = self.train_plan.beginning

@@ -231,3 +231,13 @@ def test_fewer_documents_than_ranks(bert_folder: Path, tmp_path: Path, monkeypat
     monkeypatch.setattr(data, "_ranks", lambda: (0, 4))
     with pytest.raises(ValueError, match=r"data\.train must hold at least one document for each of the 4 ranks, got 2"):
         data.setup("fit")
+
+
+def test_fewer_packs_than_ranks(bert_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "five.txt").write_text("\n".join(f"w{number} w3" for number in range(5)))
+    text = str(tmp_path / "five.txt")
+    data = TextDataModule(text, val=text, tokenizer=str(bert_folder), sequence_length=16, slots=16)
+    data.prepare_data()
+    monkeypatch.setattr(data, "_ranks", lambda: (0, 4))
+    with pytest.raises(ValueError, match=r"one pack of 16 slots for each of the 4 ranks, got 2 packs$"):
+        data.setup("fit")
