@@ -27,6 +27,9 @@ from lit_encoders.cli import main
 from lit_encoders.modules.token_mean import Loss
 from lit_encoders.resume.stops import RunStoppedError
 
+# What they start together takes long: on one worker, once.
+pytestmark = pytest.mark.xdist_group("numerics_guard")
+
 SCRIPT = Path(__file__).with_name("nonfinite_ranks.py")
 NAN, INF = math.nan, math.inf
 State = dict[str, Tensor]

@@ -18,6 +18,9 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import AutoModelForMaskedLM, BertConfig, BertForMaskedLM
 
+# What they start together takes long: on one worker, once.
+pytestmark = pytest.mark.xdist_group("two_processes")
+
 SCRIPT = Path(__file__).with_name("two_processes.py")
 STRATEGIES = ["auto", "ddp", "fsdp2"]
 PREFIX = "backbone.model."

@@ -38,7 +38,7 @@ part() {
 }
 
 part install "$python" -m pip install -q --no-deps --no-build-isolation -e .
-part parity "$python" -m pytest -o addopts=--import-mode=importlib -q tests/cuda --ignore=tests/cuda/test_scripts_on_cpu.py -rfEs --tb=short -p no:cacheprovider
+part parity "$python" -m pytest tests/cuda --ignore=tests/cuda/test_scripts_on_cpu.py -o addopts=--import-mode=importlib -q -rfEs --tb=short -p no:cacheprovider
 part detour "$python" -W ignore tests/cuda/detour_curve.py --seconds "$((deadline - SECONDS))" "$@"
 part throughput "$python" -W ignore tests/cuda/throughput.py --seconds "$((deadline - SECONDS))" "$@"
 

@@ -12,6 +12,9 @@ from typing import Any
 import pytest
 import torch
 
+# What they start together takes long: on one worker, once.
+pytestmark = pytest.mark.xdist_group("distributed")
+
 SCRIPT = Path(__file__).with_name("two_processes.py")
 
 

@@ -11,6 +11,9 @@ from typing import Any
 import pytest
 import torch
 
+# What they start together takes long: on one worker, once.
+pytestmark = pytest.mark.xdist_group("stream_ranks")
+
 SCRIPT = Path(__file__).with_name("stream_ranks.py")
 BOTH = pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
 ALL = pytest.mark.parametrize("strategy", ["auto", "ddp", "fsdp2"])

@@ -22,6 +22,9 @@ from lit_encoders.weights.checkpoint import open_weights
 from lit_encoders.weights.export import export_checkpoint
 from lit_encoders.weights.sharded import is_sharded, read_sharded
 
+# What they start together takes long: on one worker, once.
+pytestmark = pytest.mark.xdist_group("world_sizes")
+
 # Micro-batches x ranks is 2 in each of them.
 KINDS = {
     "one": ["--trainer.accumulate_grad_batches=2"],

@@ -36,6 +36,9 @@ from lit_encoders.studies.statistics import Interval, t_interval
 from lit_encoders.studies.tables import show_difference
 from lit_encoders.studies.verb import study_verb
 
+# What they start together takes long: on one worker, once.
+pytestmark = pytest.mark.xdist_group("alignment")
+
 FAMILIES = (Family("a", ("a1", "a2"), ("a3",)), Family("b", ("b1",), ("b2", "b3")))
 BASE = {"g": 1.0, "a1": 5.0, "a2": 7.0, "a3": 8.0, "b1": 4.0, "b2": 6.0, "b3": 8.0}
 

@@ -40,6 +40,9 @@ from lit_encoders.studies.mask_ratio_report import (
 )
 from lit_encoders.studies.statistics import t_interval
 
+# What they start together takes long: on one worker, once.
+pytestmark = pytest.mark.xdist_group("mask_ratio")
+
 MILESTONES = (100.0, 200.0, 400.0)
 REFERENCES = {
     name: {"classification": value, "retrieval": value / 2} for name, value in (("base", 0.5), ("student", 0.25))
