@@ -353,6 +353,11 @@ class TextDataModule(LightningDataModule):
         """Names of the training files, as given."""
         return tuple(file for source in self.train_sources.values() for file in source.files)
 
+    def documents(self) -> Iterator[Document]:
+        """Yield the documents that are trained on or held out of it, as they stand in the files, source by source."""
+        for source in self.train_sources.values():
+            yield from source.documents()
+
     @property
     def packs_per_epoch(self) -> int | None:
         """Packs of the first epoch (later ones differ a little); None for a mixture, which has none of its own."""
