@@ -90,21 +90,40 @@ class ExactResume(Checkpoint):
     # ---- hooks -----------------------------------------------------------------------------------------------------
 
     @override
+    def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.state.fn == "fit":
+            self._listen(trainer)
+
+    def _listen(self, trainer: Trainer) -> None:
+        """Take signals over from Lightning, whose own handlers save in the middle of a step, or end it."""
+        connector = trainer._signal_connector
+        if not self.on_signals or self.flag.installed:
+            return
+        self.flag.install(stop_signals())
+        if connector.received_sigterm:
+            # It came between Lightning's handlers and these.
+            connector.received_sigterm = False
+            self.flag.received = signal.SIGTERM
+
+    @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._check_data(trainer)
         for optimizer in trainer.optimizers:
             fill_state_(optimizer, [parameter for group in optimizer.param_groups for parameter in group["params"]])
         self._saved = trainer.global_step if trainer.ckpt_path is not None else -1
         self._trained = False
-        self.flag = StopFlag()
-        if self.on_signals:
-            # Here, after Lightning's own handlers, which save in the middle of a step or end it.
-            self.flag.install(stop_signals())
+        self._listen(trainer)
         if trainer.world_size > 1 and isinstance(trainer.strategy, ParallelStrategy):
             # On the CPU: asking must not wait for the device.
             self._group = torch.distributed.new_group(backend="gloo")
         if trainer.is_global_zero and not trainer.fast_dev_run:  # type: ignore[attr-defined]
             remove_leftovers(self.folder(trainer))
+        if self._asked_to_stop(trainer):
+            assert self.flag.received is not None
+            raise RunStoppedError(
+                f"stopped by {self.flag.received.name} before a step was trained; the same command begins there again",
+                STOPPED,
+            )
         if self._validation_due:
             self._validation_due = False
             self._waiting = trainer.global_step if self._due(trainer, trainer.global_step) else -1
@@ -205,6 +224,7 @@ class ExactResume(Checkpoint):
 
     def _release(self) -> None:
         self.flag.restore()
+        self.flag = StopFlag()
         self._group = None
 
     # ---- state -----------------------------------------------------------------------------------------------------

@@ -41,6 +41,11 @@ class StopFlag:
         self.received: signal.Signals | None = None
         self._before: dict[signal.Signals, Any] = {}
 
+    @property
+    def installed(self) -> bool:
+        """Whether it has taken over signals."""
+        return bool(self._before)
+
     def install(self, signals: Iterable[signal.Signals]) -> None:
         """Take over signals; in another thread than the main one, where Python allows no handlers, do nothing."""
         if threading.current_thread() is not threading.main_thread():

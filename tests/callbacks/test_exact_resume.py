@@ -89,6 +89,35 @@ def test_a_signal_stops_between_two_steps(fit: Any, tmp_path: Path, step: int) -
     assert (tmp_path / "run" / "checkpoints" / "detour.ckpt").exists()
 
 
+class Early(Callback):
+    """Sends a signal while Lightning's own handlers are in place, or while the first validation runs."""
+
+    def __init__(self, hook: str) -> None:
+        self.hook = hook
+
+    def on_fit_start(self, trainer: Trainer, *_: Any) -> None:
+        if self.hook == "handlers":
+            register = trainer._signal_connector.register_signal_handlers
+
+            def then_signal() -> None:
+                register()
+                os.kill(os.getpid(), signal.SIGTERM)
+
+            trainer._signal_connector.register_signal_handlers = then_signal  # type: ignore[method-assign]
+
+    def on_validation_batch_start(self, *_: Any) -> None:
+        if self.hook == "validation":
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.mark.parametrize(("hook", "sanity"), [("handlers", 0), ("handlers", 1), ("validation", 1)])
+def test_a_signal_before_the_first_step(fit: Any, tmp_path: Path, hook: str, sanity: int) -> None:
+    with pytest.raises(RunStoppedError, match=r"^stopped by SIGTERM before a step was trained; the same") as stopped:
+        fit(Early(hook), ExactResume(), max_steps=2, num_sanity_val_steps=sanity)
+    assert stopped.value.exit_code == 75
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
 def test_a_second_ctrl_c_stops_at_once(fit: Any, tmp_path: Path) -> None:
     with pytest.raises(SystemExit):  # Lightning's own end of a run that Ctrl-C broke off.
         fit(Signal(2, signal.SIGINT, times=2), ExactResume(every_n_steps=1), max_steps=4)
