@@ -20,8 +20,8 @@ MAY_IMPORT = {
     "modules": {"objectives", "models", "data", "optim"},
     # `data` for the names of examples that stand for a model; `plots` is one file, for whoever has numbers to show.
     "weights": {"models", "data", "plots"},
-    "analysis": {"objectives", "models", "data", "optim", "modules", "weights", "plots"},
-    "evaluation": {"models", "data", "modules"},
+    "evaluation": {"objectives", "models", "data", "optim", "modules", "weights", "plots"},
+    "analysis": {"objectives", "models", "data", "optim", "modules", "weights", "evaluation", "plots"},
     # What a run leaves in its folder, and when it may stop: nothing here knows of modules.
     "resume": set(),
     "callbacks": {
@@ -29,6 +29,8 @@ MAY_IMPORT = {
     },
     # `mistakes` is one file: what a run would be refused with is said in the same words.
     "performance": {"objectives", "models", "data", "optim", "modules", "weights", "callbacks", "mistakes"},
+    # Pages about runs: they read what runs left behind.
+    "report": {"evaluation", "plots", "weights"},
     "studies": {
         *("objectives", "models", "data", "optim", "modules", "weights", "analysis", "evaluation", "callbacks", "plots")
     },

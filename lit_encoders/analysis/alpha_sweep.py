@@ -18,10 +18,10 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from lit_encoders.analysis.open_module import open_module
 from lit_encoders.data.datamodule import TextDataModule
 from lit_encoders.models.layer_range import LayerRange
 from lit_encoders.modules.lit_encoder import LitEncoder
+from lit_encoders.modules.open_module import open_module
 from lit_encoders.plots import curves
 from lit_encoders.weights.anchor import read_anchor
 from lit_encoders.weights.checkpoint import Weights, open_weights

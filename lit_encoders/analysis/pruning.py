@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from lit_encoders.analysis.open_module import open_module
 from lit_encoders.data.datamodule import TextDataModule
 from lit_encoders.models.attention import PackLayout
 from lit_encoders.models.prune import Sizes, Statistics, check_sizes, prune, watch
 from lit_encoders.modules.lit_encoder import LitEncoder
+from lit_encoders.modules.open_module import open_module
 from lit_encoders.optim.budgets import Tokens
 from lit_encoders.weights.checkpoint import open_weights
 from lit_encoders.weights.combine import digest_of, new_folder

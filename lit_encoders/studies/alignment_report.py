@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
+from lit_encoders.evaluation.tables import markdown, plain_interval, show_difference
 from lit_encoders.studies.alignment_table import Cell, Column, Family, ModelLosses, base_losses, study_cells
 from lit_encoders.studies.results import write_json, write_text
-from lit_encoders.studies.tables import markdown, plain_interval, show_difference
 
 HOW = """\
 The base is the encoder with its MLM head warmed up, then trained a little on the general language, so that there is

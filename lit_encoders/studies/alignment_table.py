@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Literal, get_args
 
-from lit_encoders.studies.statistics import Interval, t_interval
+from lit_encoders.evaluation.statistics import Interval, t_interval
 
 Column = Literal["trained", "general", "unseen"]
 # Model -> language -> held-out loss, in nats per target.

@@ -160,7 +160,7 @@ class _Study:
 
     def measure(self, model: str) -> dict[str, float]:
         """Both tasks with a model as it stands."""
-        from lit_encoders.analysis.open_module import open_module
+        from lit_encoders.modules.open_module import open_module
 
         with quiet():
             return measure_terms(open_module(model_source(model)), self._terms(), self.settings.sequence_length)

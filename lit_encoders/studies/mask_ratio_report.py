@@ -11,10 +11,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
 
+from lit_encoders.evaluation.statistics import Interval, t_interval
+from lit_encoders.evaluation.tables import markdown, plain_interval, show_difference, show_value
 from lit_encoders.plots import curves
 from lit_encoders.studies.results import write_json, write_text
-from lit_encoders.studies.statistics import Interval, t_interval
-from lit_encoders.studies.tables import markdown, plain_interval, show_difference, show_value
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -16,9 +16,9 @@ from lit_encoders import LitKD, LitMLM
 from lit_encoders.analysis.pruning import prune_verb
 from lit_encoders.callbacks import LayerFreezing, Phase
 from lit_encoders.data.examples import find_example
+from lit_encoders.evaluation.statistics import t_interval
 from lit_encoders.studies.parallel_text import write_pieces
 from lit_encoders.studies.runs import measure, train
-from lit_encoders.studies.statistics import t_interval
 
 SEEDS = (0, 1, 2)
 STEPS = 200

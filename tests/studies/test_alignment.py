@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from lit_encoders.evaluation.statistics import Interval, t_interval
+from lit_encoders.evaluation.tables import show_difference
 from lit_encoders.studies.alignment import (
     AlignmentSettings,
     draw_text,
@@ -32,8 +34,6 @@ from lit_encoders.studies.alignment_table import (
     row_losses,
     study_cells,
 )
-from lit_encoders.studies.statistics import Interval, t_interval
-from lit_encoders.studies.tables import show_difference
 from lit_encoders.studies.verb import study_verb
 
 # What they start together takes long: on one worker, once.

@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from lit_encoders.callbacks import Phase
 from lit_encoders.callbacks.layer_freezing import FreezeWindow
 from lit_encoders.data.ontology import Term
+from lit_encoders.evaluation.statistics import t_interval
 from lit_encoders.modules.lit_encoder import LitEncoder
 from lit_encoders.objectives.streams import MaskStream, check_streams
 from lit_encoders.studies.mask_ratio import MaskRatioSettings, row_streams, run_mask_ratio, shortened
@@ -38,7 +39,6 @@ from lit_encoders.studies.mask_ratio_report import (
     verdict,
     write_report,
 )
-from lit_encoders.studies.statistics import t_interval
 
 # What they start together takes long: on one worker, once.
 pytestmark = pytest.mark.xdist_group("mask_ratio")

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from lit_encoders.studies.statistics import Interval, t_interval, t_quantile
+from lit_encoders.evaluation.statistics import Interval, t_interval, t_quantile
 
 
 @pytest.mark.parametrize("confidence", [0.5, 0.9, 0.95, 0.999])

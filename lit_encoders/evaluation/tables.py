@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from lit_encoders.studies.statistics import Interval
+from lit_encoders.evaluation.statistics import Interval
 
 
 def show_difference(interval: Interval) -> str:

@@ -7,8 +7,8 @@ import math
 
 import pytest
 
-from lit_encoders.studies.statistics import Interval, t_interval
-from lit_encoders.studies.tables import markdown, plain_interval, show_difference, show_value
+from lit_encoders.evaluation.statistics import Interval, t_interval
+from lit_encoders.evaluation.tables import markdown, plain_interval, show_difference, show_value
 
 ONE_SEED = Interval(-0.25, math.inf, 1)
 

@@ -1,0 +1,1 @@
+"""Pages about runs, out of what they left in their folders."""
