@@ -74,9 +74,14 @@ FUNCTION_VERBS = {
         "held-out losses on the way from a base to a trained model, range by range",
         "lit_encoders.analysis.alpha_sweep:alpha_sweep_verb",
     ),
+    "cka": Verb(
+        "where two models see the same texts differently, layer by layer",
+        "lit_encoders.analysis.cka_verb:cka_verb",
+        ("one", "other"),
+    ),
     "prune": Verb("make a smaller model out of a larger one", "lit_encoders.analysis.pruning:prune_verb"),
     "study": Verb(
-        "several runs and one table: alignment, mask-ratio",
+        "several runs and one table: alignment, detour, mask-ratio",
         "lit_encoders.studies.verb:study_verb",
         ("name",),
         switches=("fast", "keep_models"),

@@ -359,7 +359,7 @@ class Backbone(nn.Module):
             input_ids: what the encoder reads, int64 (T,).
             position_ids: position of each token in its piece, int64 (T,).
             packing: boundaries, direction and kernel.
-            groups: targets, by the head that predicts them.
+            groups: targets, by the head that predicts them; without any, the encoder runs and no head.
 
         Returns:
             For each group the sum of its (weighted) losses in nats, scalar; and without gradients each target's
@@ -367,7 +367,7 @@ class Backbone(nn.Module):
         """
         hidden = self.encode(input_ids, position_ids, packing)
         losses = [self._group_loss(hidden, group) for group in groups]
-        if self.heads:
+        if self.heads and losses:
             # DDP waits for a gradient of every parameter; of a head that rests it is dropped before the step.
             total, rows, kd = losses[0]
             unused = self.resting_parameters([group.head for group in groups])

@@ -34,6 +34,8 @@ def train(
     seed: int,
     cache: Path,
     milestones: Sequence[float] = (),
+    keep_phases: bool = False,
+    fork: Path | None = None,
 ) -> None:
     """Train a module and write ``folder/export``, or one export for each milestone.
 
@@ -48,8 +50,10 @@ def train(
         seed: of the order of documents.
         cache: folder of tokenised text.
         milestones: numbers of real tokens, each of which leaves ``folder/export/tokens-N``; without them the end does.
+        keep_phases: whether each phase's end leaves ``folder/checkpoints/<phase>.ckpt``.
+        fork: checkpoint of another run to go on from; the phases that it has passed are those of this schedule too.
     """
-    from lit_encoders.callbacks import HFExport, ObjectiveSchedule
+    from lit_encoders.callbacks import ExactResume, HFExport, ObjectiveSchedule
     from lit_encoders.data.datamodule import TextDataModule
 
     # Nothing is validated on the way; without a set of its own, some of the training text would be held out.
@@ -58,9 +62,16 @@ def train(
     )
     schedule = ObjectiveSchedule(list(phases))
     export = HFExport(at_tokens=list(milestones), at_end=not milestones)
+    # The study has its own way of going on: a run that is cut off begins anew.
+    kept = [ExactResume(every_n_steps=10**9, on_signals=False)] if keep_phases else []
     with quiet():
-        trainer = _trainer(folder, limit_val_batches=0, callbacks=[schedule, *callbacks, export])
-        trainer.fit(module, data)
+        trainer = _trainer(
+            folder,
+            limit_val_batches=0,
+            enable_checkpointing=keep_phases,
+            callbacks=[schedule, *callbacks, export, *kept],
+        )
+        trainer.fit(module, data, ckpt_path=fork)
 
 
 def measure(model: Path, sets: Mapping[str, Path], piece_tokens: int, cache: Path) -> dict[str, float]:
@@ -105,10 +116,9 @@ def _trainer(folder: Path, **settings: Any) -> Trainer:
         gradient_clip_val=1.0,
         num_sanity_val_steps=0,
         logger=False,
-        enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
-        **settings,
+        **{"enable_checkpointing": False, **settings},
     )
 
 

@@ -24,13 +24,25 @@ def _alignment(output: Path, fast: bool, jobs: int, keep_models: bool, command: 
 def _mask_ratio(output: Path, fast: bool, jobs: int, keep_models: bool, command: str) -> str:
     from lit_encoders.studies.mask_ratio import MaskRatioSettings, run_mask_ratio, shortened
 
-    if find_spec("sklearn") is None:
-        raise ValueError("study mask-ratio needs scikit-learn: pip install -c constraints.txt -e '.[eval]'")
+    _need_scikit_learn("mask-ratio")
     settings = shortened(MaskRatioSettings()) if fast else MaskRatioSettings()
     return run_mask_ratio(output, settings, jobs=jobs, keep_models=keep_models, command=command, say=_say)
 
 
-STUDIES: dict[str, Study] = {"alignment": _alignment, "mask-ratio": _mask_ratio}
+def _detour(output: Path, fast: bool, jobs: int, keep_models: bool, command: str) -> str:
+    from lit_encoders.studies.detour import DetourSettings, run_detour, shortened
+
+    _need_scikit_learn("detour")
+    settings = shortened(DetourSettings()) if fast else DetourSettings()
+    return run_detour(output, settings, jobs=jobs, keep_models=keep_models, command=command, say=_say)
+
+
+def _need_scikit_learn(name: str) -> None:
+    if find_spec("sklearn") is None:
+        raise ValueError(f"study {name} needs scikit-learn: pip install -c constraints.txt -e '.[eval]'")
+
+
+STUDIES: dict[str, Study] = {"alignment": _alignment, "detour": _detour, "mask-ratio": _mask_ratio}
 
 
 def study_verb(
@@ -43,7 +55,7 @@ def study_verb(
     """Run several runs and make one table of them; called again, go on with what is left.
 
     Args:
-        name: of the study, alignment or mask-ratio.
+        name: of the study, alignment, detour or mask-ratio.
         output: folder, new or of the same study; runs/study-NAME if not given.
         fast: a few steps of everything in a minute, to see that it runs; its numbers mean nothing.
         jobs: runs at once, each on one processor and in up to 3 GB of memory; as many as there are processors, at most
