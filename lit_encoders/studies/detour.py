@@ -65,7 +65,7 @@ class DetourSettings:
 
     base: str = "example:minilm"
     root: str = "HP:0000118"
-    steps: int = 240
+    steps: int = 120
     slots: int = 512
     sequence_length: int = 96
     learning_rate: float = 2e-4
@@ -112,7 +112,7 @@ def phases(arm: Arm, decay_share: float, settings: DetourSettings) -> list[Phase
     """Phase 1 and the decay of an arm; without a decay, phase 1 alone.
 
     >>> [(phase.objective, phase.steps) for phase in phases(DETOUR, 0.1, DetourSettings())]
-    [('clm', 240), ('mlm', 24)]
+    [('clm', 120), ('mlm', 12)]
     """
     from lit_encoders.callbacks import Phase
 
