@@ -41,6 +41,7 @@ class Verb:
         positional: names of the parameters that are given without a flag, in order; a list takes all that is left.
         renamed: for a parameter whose option has a name that Python keeps for itself, that name.
         switches: parameters that are given as ``--name`` or ``--no-name``; neither leaves their default.
+        several: parameters that take all values behind their option.
     """
 
     description: str
@@ -48,6 +49,7 @@ class Verb:
     positional: tuple[str, ...] = ()
     renamed: Mapping[str, str] = field(default_factory=dict)
     switches: tuple[str, ...] = ()
+    several: tuple[str, ...] = ()
 
 
 FUNCTION_VERBS = {
@@ -73,6 +75,12 @@ FUNCTION_VERBS = {
     "alpha-sweep": Verb(
         "held-out losses on the way from a base to a trained model, range by range",
         "lit_encoders.analysis.alpha_sweep:alpha_sweep_verb",
+    ),
+    "evaluate": Verb(
+        "models on tasks: perplexity, classification, tagging, retrieval, with intervals",
+        "lit_encoders.evaluation.verb:evaluate_verb",
+        switches=("compare",),
+        several=("model", "tasks"),
     ),
     "cka": Verb(
         "where two models see the same texts differently, layer by layer",
@@ -156,7 +164,7 @@ def verb_parser(name: str, verb: Verb, function: Callable[..., str]) -> Argument
     from jsonargparse import ActionYesNo, ArgumentParser
 
     parser = ArgumentParser(prog=f"lit-encoders {name}", description=verb.description, exit_on_error=False)
-    apart: set[str | int] = {*verb.positional, *verb.renamed, *verb.switches}
+    apart: set[str | int] = {*verb.positional, *verb.renamed, *verb.switches, *verb.several}
     parser.add_function_arguments(function, as_positional=False, skip=apart)
     types = get_type_hints(function)
     texts = parameter_texts(function)
@@ -165,6 +173,8 @@ def verb_parser(name: str, verb: Verb, function: Callable[..., str]) -> Argument
         parser.add_argument(parameter, **({"nargs": "*"} if many else {"type": str}), help=texts[parameter])
     for parameter, option in verb.renamed.items():
         parser.add_argument(f"--{option}", type=types[parameter], required=True, help=texts[parameter])
+    for parameter in verb.several:
+        parser.add_argument(f"--{parameter}", nargs="+", type=str, required=True, help=texts[parameter])
     for parameter in verb.switches:
         action = ActionYesNo(yes_prefix="", no_prefix="no-")
         parser.add_argument(f"--{parameter}", action=action, default=None, help=texts[parameter])

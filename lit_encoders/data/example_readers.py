@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import closing
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,16 +47,16 @@ def read_go_definitions(path: Path) -> Iterator[str]:
 
 def read_po_sources(path: Path) -> Iterator[str]:
     """Yield the text to translate of every entry of a gettext file, in file order."""
-    return (source for source, _ in _po_entries(path))
+    return (source for source, _ in read_po_pairs(path))
 
 
 def read_po_translations(path: Path) -> Iterator[str]:
     """Yield every translation of a gettext file, in file order; what is empty or marked fuzzy is left out."""
-    return (translation for _, translation in _po_entries(path) if translation)
+    return (translation for _, translation in read_po_pairs(path) if translation)
 
 
-def _po_entries(path: Path) -> Iterator[tuple[str, str]]:
-    """Yield (text, translation) of every entry but the header; a fuzzy translation is empty."""
+def read_po_pairs(path: Path) -> Iterator[tuple[str, str]]:
+    """Yield text and translation of every entry of a gettext file but the header; a fuzzy translation is empty."""
     for entry in path.read_text(encoding="utf-8").split("\n\n"):
         fields = dict.fromkeys(("msgid", "msgstr"), "")
         for field, strings in re.findall(r'^(msgid|msgstr)((?:\s*"(?:[^"\\]|\\.)*")+)', entry, re.MULTILINE):
@@ -94,35 +95,69 @@ def read_declarations(path: Path) -> Iterator[str]:
             yield html_text(section[0])
 
 
-def read_tab_texts(path: Path) -> Iterator[str]:
-    """Yield the column Text of a table of Orange, in file order; names, types and roles stand in its first three rows.
+def read_tab_records(path: Path) -> Iterator[tuple[str, str]]:
+    """Yield class and text of a table of Orange, in file order; names, types and roles stand in its first three rows.
 
     Rows without text (R52 has one) are left out, which gives the usual counts.
     """
     with path.open(encoding="utf-8", newline="\n") as file:
-        column = next(file).rstrip("\n").split("\t").index("Text")
+        names = next(file).rstrip("\n").split("\t")
+        label, column = names.index("Category"), names.index("Text")
         rows = (line.rstrip("\n").split("\t") for line in file)
         next(rows), next(rows)
-        yield from (row[column] for row in rows if len(row) > column and row[column].strip())
+        for row in rows:
+            if len(row) > column and row[column].strip():
+                yield row[label], row[column]
+
+
+def read_tab_texts(path: Path) -> Iterator[str]:
+    """Yield the texts of a table of Orange; see `read_tab_records`."""
+    return (text for _, text in read_tab_records(path))
+
+
+def read_tagged_sentences(path: Path) -> Iterator[tuple[list[str], list[str]]]:
+    """Yield words and tags of a file with a token and a tag on each line, and an empty token between sentences."""
+    words: list[str] = []
+    tags: list[str] = []
+    for line in [*path.read_text(encoding="utf-8").split("\n"), ""]:
+        word, _, tag = line.partition("\t")
+        if word.strip():
+            words.append(word.strip())
+            tags.append(tag.strip())
+        elif words:
+            yield words, tags
+            words, tags = [], []
 
 
 def read_tagged_lines(path: Path) -> Iterator[str]:
-    """Yield texts of a file with a token and a tag on each line, and an empty token between texts; without the tags."""
-    tokens: list[str] = []
-    for line in [*path.read_text(encoding="utf-8").split("\n"), ""]:
-        token = line.partition("\t")[0].strip()
-        if token:
-            tokens.append(token)
-        elif tokens:
-            yield " ".join(tokens)
-            tokens = []
+    """Yield the sentences of a file of tagged tokens as texts, without the tags."""
+    return (" ".join(words) for words, _ in read_tagged_sentences(path))
+
+
+def read_brown_sentences(path: Path) -> Iterator[tuple[str, list[str], list[str]]]:
+    """Yield text, words and tags of every sentence of the Brown corpus; texts are ca01 to cr09."""
+    for file in sorted(path.glob("c[a-r][0-9][0-9]")):
+        for line in file.read_text(encoding="ascii").splitlines():
+            pairs = [word.rpartition("/") for word in line.split()]
+            if pairs:
+                yield file.name, [word for word, _, _ in pairs], [tag for _, _, tag in pairs]
 
 
 def read_brown_texts(path: Path) -> Iterator[str]:
-    """Yield the texts of the Brown corpus, ca01 to cr09, a line for each sentence; without the tags."""
-    for file in sorted(path.glob("c[a-r][0-9][0-9]")):
-        lines = (line.split() for line in file.read_text(encoding="ascii").splitlines())
-        yield "\n".join(" ".join(word.rpartition("/")[0] for word in words) for words in lines if words)
+    """Yield the texts of the Brown corpus, a line for each sentence; without the tags."""
+    for _, sentences in groupby(read_brown_sentences(path), key=lambda sentence: sentence[0]):
+        yield "\n".join(" ".join(words) for _, words, _ in sentences)
+
+
+def read_go_synonyms(path: Path) -> Iterator[tuple[str, str]]:
+    """Yield every synonym of a term of GO.sqlite with the term's definition, by the number of the term."""
+    import sqlite3
+
+    with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro&immutable=1", uri=True)) as database:
+        yield from database.execute(
+            "SELECT synonym, definition FROM go_synonym JOIN go_term USING (_id) "
+            "WHERE definition IS NOT NULL AND like_go_id = 0 ORDER BY go_id, synonym"
+        )
 
 
 def reaction_tokenizer(words: list[str]) -> Tokenizer:

@@ -32,11 +32,12 @@ _LONGEST_FIELD = 2**31 - 1
 
 @dataclass(frozen=True)
 class Reading:
-    """How documents are read, and the setting that names their files, for messages."""
+    """How a column is read, and for messages the settings that name the files and the column."""
 
     text_column: str
     sample_by: SampleBy
     key: str
+    column_key: str = "data.text_column"
 
     def check_columns(self, columns: list[str], place: str) -> None:
         """Refuse a table that lacks the column, or has it twice."""
@@ -46,7 +47,7 @@ class Reading:
         once = " once" if count else ""
         near = [] if count else get_close_matches(self.text_column, columns, n=1)
         raise ValueError(
-            f"{self.key}: {place} must have the column {self.text_column!r}{once} (data.text_column), "
+            f"{self.key}: {place} must have the column {self.text_column!r}{once} ({self.column_key}), "
             f"got {', '.join(columns) or 'no columns'}" + (f"; {near[0]}?" if near else "")
         )
 
@@ -135,7 +136,7 @@ def read_json_lines(path: Path, reading: Reading) -> Iterator[Placed]:
                 raise ValueError(f"{reading.key}: {place} must be JSON, got {line.strip()[:60]!r} ({reason})") from None
             if not isinstance(record, dict):
                 raise ValueError(
-                    f"{reading.key}: {place} must have the column {reading.text_column!r} (data.text_column), "
+                    f"{reading.key}: {place} must have the column {reading.text_column!r} ({reading.column_key}), "
                     f"got {type(record).__name__}"
                 )
             if reading.text_column not in record:

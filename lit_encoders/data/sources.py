@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import glob
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -62,6 +62,20 @@ class TextSource:
                 document = self.checked(value, place)
                 if document and not (isinstance(document, str) and document.isspace()):
                     yield document
+
+    def records(self, columns: Mapping[str, str]) -> Iterator[tuple[str, tuple[Any, ...]]]:
+        """Yield the values of several columns of every record, blank ones too, with the place where they stand.
+
+        Args:
+            columns: name of each column, by the setting that names it.
+
+        Raises:
+            ValueError: something cannot be read, or lacks a column.
+        """
+        for found in self._inputs():
+            readings = [Reading(column, self.sample_by, self.key, setting) for setting, column in columns.items()]
+            for cells in zip(*(found.values(reading) for reading in readings), strict=True):
+                yield cells[0][0], tuple(value for _, value in cells)
 
     @property
     def _reading(self) -> Reading:

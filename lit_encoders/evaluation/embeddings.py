@@ -66,8 +66,9 @@ def embed(
     """
     if pooling not in get_args(Pooling):
         raise ValueError(f"pooling must be one of {', '.join(get_args(Pooling))}, got {pooling!r}")
-    found = torch.empty(len(texts), module.config.hidden_size)
-    for pack, sizes, hidden in read_packs(module, texts, sequence_length, slots, causal, _last_hidden):
+    rows = token_rows(module, texts, sequence_length, slots)
+    found = torch.empty(len(rows), module.config.hidden_size)
+    for pack, sizes, hidden in read_packs(module, rows, slots, causal, last_hidden):
         found[pack] = pool(hidden[0], sizes, pooling).cpu()
     return found
 
@@ -92,9 +93,10 @@ def embed_layers(
         ValueError: as `embed`.
     """
     found: Tensor | None = None
-    for pack, sizes, hidden in read_packs(module, texts, sequence_length, slots, causal, _every_layer):
+    rows = token_rows(module, texts, sequence_length, slots)
+    for pack, sizes, hidden in read_packs(module, rows, slots, causal, every_layer):
         if found is None:
-            found = torch.empty(len(hidden), len(texts), hidden[0].shape[1])
+            found = torch.empty(len(hidden), len(rows), hidden[0].shape[1])
         for layer, states in enumerate(hidden):
             found[layer, pack] = pool(states, sizes, "mean").cpu()
     if found is None:
@@ -102,19 +104,20 @@ def embed_layers(
     return found
 
 
-def _last_hidden(backbone: Backbone) -> list[nn.Module]:
+def last_hidden(backbone: Backbone) -> list[nn.Module]:
+    """The part of a backbone that gives out the last hidden states, for `read_packs`."""
     return [backbone.model.base_model]
 
 
-def _every_layer(backbone: Backbone) -> list[nn.Module]:
+def every_layer(backbone: Backbone) -> list[nn.Module]:
+    """The layers of a backbone, for `read_packs`."""
     return list(backbone.layers)
 
 
 @torch.no_grad()
 def read_packs(
     module: LitEncoder,
-    texts: Sequence[str],
-    sequence_length: int,
+    rows: Sequence[Sequence[int]],
     slots: int,
     causal: bool | None,
     watched: Callable[[Backbone], list[nn.Module]],
@@ -122,18 +125,15 @@ def read_packs(
     """Run an encoder over texts, pack by pack, and give what parts of it say.
 
     Args:
-        module, texts, sequence_length, slots, causal: see `embed`.
-        watched: of the backbone, the parts whose outputs are wanted.
+        module, slots, causal: see `embed`.
+        rows: token ids of each text, special ones included; at least one each and at most ``slots``.
+        watched: of the backbone, the parts whose outputs are wanted, such as `last_hidden`.
 
     Yields:
         Numbers of a pack's texts, their lengths in tokens, int64 (N,), and the outputs, float32 (T, D) each.
-
-    Raises:
-        ValueError: as `embed`.
     """
     module.configure_model()
     assert module.backbone is not None
-    rows = token_rows(module, texts, sequence_length, slots)
     lengths = np.array([len(row) for row in rows], dtype=np.int64)
     device = next(module.backbone.parameters()).device
     direction = module.objective == "clm" if causal is None else causal

@@ -16,13 +16,14 @@ if TYPE_CHECKING:
     from sklearn.pipeline import Pipeline
 
 
-def fit_classifier(embeddings: Tensor, labels: Sequence[str], max_steps: int = 1000) -> Pipeline:
+def fit_classifier(embeddings: Tensor, labels: Sequence[str], max_steps: int = 1000, strength: float = 1.0) -> Pipeline:
     """Fit a logistic regression on standardised embeddings.
 
     Args:
         embeddings: (N, D).
         labels: one for each.
         max_steps: of the solver.
+        strength: how much the data count against the penalty on weights, above 0.
 
     Raises:
         ValueError: scikit-learn is not installed.
@@ -33,7 +34,7 @@ def fit_classifier(embeddings: Tensor, labels: Sequence[str], max_steps: int = 1
         from sklearn.preprocessing import StandardScaler
     except ImportError:
         raise ValueError("a classifier needs scikit-learn: pip install scikit-learn") from None
-    probe = make_pipeline(StandardScaler(), LogisticRegression(max_iter=max_steps))
+    probe = make_pipeline(StandardScaler(), LogisticRegression(C=strength, max_iter=max_steps))
     return probe.fit(embeddings.numpy(), list(labels))  # type: ignore[no-any-return]
 
 

@@ -10,13 +10,13 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from lit_encoders.data.ontology import Term, branches
 from lit_encoders.evaluation.embeddings import embed
+from lit_encoders.evaluation.items import Collection, Query
 from lit_encoders.evaluation.linear_probes import fit_classifier, fit_projection
-from lit_encoders.evaluation.retrieval import ndcg, ranks
+from lit_encoders.evaluation.ranking import ranking_scores
 from lit_encoders.modules.lit_encoder import LitEncoder
 
 
@@ -124,5 +124,10 @@ def _classify(vectors: Mapping[str, Tensor], split: TermSplit) -> float:
 
 def _retrieve(queries: Mapping[str, Tensor], vectors: Mapping[str, Tensor], split: TermSplit) -> float:
     matrix = fit_projection(queries["fit"], vectors["fit"][_with_synonym(split.fit)])
-    relevant = torch.tensor(_with_synonym(split.test))
-    return ndcg(ranks(queries["test"] @ matrix, vectors["test"] @ matrix, relevant))
+    documents = {str(place): term.definition for place, term in enumerate(split.test)}
+    asked = [
+        Query(f"synonym of {place}", split.test[place].synonym, {str(place): 1.0})
+        for place in _with_synonym(split.test)
+    ]
+    scores = ranking_scores(queries["test"] @ matrix, vectors["test"] @ matrix, Collection(documents, asked))
+    return scores.value("ndcg@10")

@@ -1,4 +1,4 @@
-"""Student's t: closed forms for few degrees of freedom, scipy for many."""
+"""Student's t: closed forms for few degrees of freedom, scipy for many. Shares: the equation that defines them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from lit_encoders.evaluation.statistics import Interval, t_interval, t_quantile
+from lit_encoders.evaluation.statistics import Interval, t_interval, t_quantile, wilson_interval
 
 
 @pytest.mark.parametrize("confidence", [0.5, 0.9, 0.95, 0.999])
@@ -59,3 +59,60 @@ def test_mistakes_are_said() -> None:
         t_quantile(1, 2)
     with pytest.raises(ValueError, match=r"^degrees must be at least 1, got 0$"):
         t_quantile(0.95, 0)
+
+
+# Shares
+
+# P(|Z| < z) = 0.95, to more digits than a table has.
+Z95 = 1.9599639845400545
+
+
+@pytest.mark.parametrize(("hits", "trials"), [(0, 10), (1, 10), (5, 10), (120, 225), (116, 225), (225, 225), (1, 1)])
+def test_ends_of_a_share_are_where_the_score_test_begins_to_refuse(hits: int, trials: int) -> None:
+    found = wilson_interval(hits, trials)
+    assert found.value == hits / trials
+    assert 0 <= found.low <= found.value <= found.high <= 1
+    for end in (found.low, found.high):
+        if end not in (0, 1):
+            score = (found.value - end) / math.sqrt(end * (1 - end) / trials)
+            assert abs(score) == pytest.approx(Z95, rel=1e-9)
+
+
+def test_shares_with_a_simple_form() -> None:
+    # None of n: the equation is p = z^2 (1 - p) / n. Half of n: 1/2 +- z / (2 sqrt(n + z^2)).
+    none, half, every = (wilson_interval(hits, 30) for hits in (0, 15, 30))
+    assert (none.low, none.high) == (0.0, pytest.approx(Z95**2 / (30 + Z95**2), rel=1e-12))
+    assert (every.low, every.high) == (pytest.approx(1 - none.high, rel=1e-12), 1.0)
+    half_width = Z95 / (2 * math.sqrt(30 + Z95**2))
+    assert (half.low, half.high) == (pytest.approx(0.5 - half_width), pytest.approx(0.5 + half_width))
+    assert half.holds(0.5)
+    assert not every.holds(0.5)
+
+
+def test_surer_is_wider_and_more_trials_are_narrower() -> None:
+    narrow, wide = wilson_interval(60, 100, 0.5), wilson_interval(60, 100, 0.99)
+    assert wide.low < narrow.low < narrow.high < wide.high
+    assert wilson_interval(600, 1000).low > wilson_interval(60, 100).low
+
+
+@pytest.mark.parametrize("confidence", [0.5, 0.95, 0.999])
+def test_shares_are_those_of_scipy(confidence: float) -> None:
+    stats = pytest.importorskip("scipy.stats")
+    for hits, trials in ((0, 7), (3, 7), (140, 225), (7, 7)):
+        expected = stats.binomtest(hits, trials).proportion_ci(confidence, method="wilson")
+        found = wilson_interval(hits, trials, confidence)
+        assert (found.low, found.high) == pytest.approx((expected.low, expected.high), rel=1e-9, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((0, 0), r"^trials must be at least 1, got 0$"),
+        ((5, 4), r"^hits must be from 0 to the 4 trials, got 5$"),
+        ((-1, 4), r"^hits must be from 0 to the 4 trials, got -1$"),
+        ((1, 4, 1.0), r"^confidence must be in \(0, 1\), got 1.0$"),
+    ],
+)
+def test_mistakes_about_shares_are_said(arguments: tuple[int, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        wilson_interval(*arguments)
