@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from lit_encoders.callbacks.downstream_probe import DownstreamProbe as DownstreamProbe
     from lit_encoders.callbacks.exact_resume import ExactResume as ExactResume
     from lit_encoders.callbacks.gradient_probe import GradientProbe as GradientProbe
     from lit_encoders.callbacks.hf_export import HFExport as HFExport
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from lit_encoders.callbacks.objective_schedule import CLMDetour as CLMDetour
     from lit_encoders.callbacks.objective_schedule import ObjectiveSchedule as ObjectiveSchedule
     from lit_encoders.callbacks.objective_schedule import Phase as Phase
+    from lit_encoders.callbacks.representation_cka import RepresentationCKA as RepresentationCKA
     from lit_encoders.callbacks.run_summary import RunSummary as RunSummary
     from lit_encoders.callbacks.throughput import Throughput as Throughput
     from lit_encoders.callbacks.training_progress import TrainingProgress as TrainingProgress
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "CLMDetour": "objective_schedule",
+    "DownstreamProbe": "downstream_probe",
     "FreezeWindow": "layer_freezing",
     "ExactResume": "exact_resume",
     "GradientProbe": "gradient_probe",
@@ -33,6 +36,7 @@ _HOMES = {
     "NumericsGuard": "numerics_guard",
     "ObjectiveSchedule": "objective_schedule",
     "Phase": "objective_schedule",
+    "RepresentationCKA": "representation_cka",
     "RunSummary": "run_summary",
     "Throughput": "throughput",
     "TrainingProgress": "training_progress",

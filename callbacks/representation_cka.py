@@ -8,25 +8,26 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
 from typing_extensions import override
 
 from lit_encoders.analysis.cka import FORMS, LEAST_TEXTS, cka_of_grams, gram
+from lit_encoders.callbacks.periodic import PeriodicCallback
 from lit_encoders.evaluation.embeddings import embed_layers
 from lit_encoders.evaluation.texts import first_texts, texts_digest
 from lit_encoders.modules.held_out import measuring
 from lit_encoders.plots import heat_map
 
 
-class RepresentationCKA(Callback):
+class RepresentationCKA(PeriodicCallback):
     """Measure linear CKA of the live encoder with itself at the start, on fixed texts, for each layer.
 
     Logs ``cka/<layer>``, the distance ``1 - CKA``. Writes ``cka.csv`` and at the end ``cka.png`` into the run folder;
     with TensorBoard the picture, steps against layers, is an image of the log. Texts are read in both directions, also
-    while the run trains causally: so will whoever uses the encoder. A distance says little alone: beside it belongs that
-    of a run with another seed (``lit-encoders cka --control``).
+    while the run trains causally: so will whoever uses the encoder. A distance says little alone: beside it belongs
+    that of a run with another seed (``lit-encoders cka --control``).
 
     Needs a `LitEncoder`. Source: Touchent, de la Clergerie (2026), arXiv:2605.12438.
 
@@ -50,23 +51,19 @@ class RepresentationCKA(Callback):
         form: str = "debiased, standardised",
         sequence_length: int = 128,
     ) -> None:
-        super().__init__()
-        if every_n_steps < 1:
-            raise ValueError(f"RepresentationCKA.every_n_steps must be at least 1, got {every_n_steps}")
+        super().__init__(every_n_steps)
         if num_texts < LEAST_TEXTS:
             raise ValueError(f"RepresentationCKA.num_texts must be at least {LEAST_TEXTS}, got {num_texts}")
         if form not in FORMS:
             raise ValueError(f"RepresentationCKA.form must be one of {'; '.join(FORMS)}, got {form!r}")
         self.text = text
         self.num_texts = num_texts
-        self.every_n_steps = every_n_steps
         self.form = FORMS[form]
         self.sequence_length = sequence_length
         # Of each measured step, the distance of each layer.
         self.history: dict[int, list[float]] = {}
         self._texts: list[str] = []
         self._start: Tensor | None = None
-        self._step = 0
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -106,32 +103,16 @@ class RepresentationCKA(Callback):
         return (1 - found).tolist()  # type: ignore[no-any-return]
 
     @override
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        self._step = trainer.global_step
-
-    @override
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        if trainer.global_step > self._step and trainer.global_step % self.every_n_steps == 0:
-            self._record(trainer, pl_module)
-            now = self.history[trainer.global_step]
-            pl_module.log_dict({f"cka/{layer}": distance for layer, distance in enumerate(now)})
-
-    @override
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.fast_dev_run:  # type: ignore[attr-defined]
-            return
-        if trainer.global_step not in self.history:
-            self._record(trainer, pl_module)
-        if trainer.is_global_zero:
-            self.picture().savefig(Path(trainer.default_root_dir) / "cka.png", dpi=150, bbox_inches="tight")
-
-    def _record(self, trainer: Trainer, module: LightningModule) -> None:
+    def record(self, trainer: Trainer, module: LightningModule) -> dict[str, float]:
         self.history[trainer.global_step] = self.measure(module)
-        if not trainer.is_global_zero or trainer.fast_dev_run:  # type: ignore[attr-defined]
-            return
-        root = Path(trainer.default_root_dir)
+        if trainer.is_global_zero and not trainer.fast_dev_run:  # type: ignore[attr-defined]
+            self._write(Path(trainer.default_root_dir))
+            for logger in trainer.loggers:
+                if isinstance(logger, TensorBoardLogger):
+                    logger.experiment.add_figure("cka", self.picture(), trainer.global_step)
+        return {f"cka/{layer}": distance for layer, distance in enumerate(self.history[trainer.global_step])}
+
+    def _write(self, root: Path) -> None:
         root.mkdir(parents=True, exist_ok=True)
         beside = root / ".cka.csv"
         with beside.open("w", newline="", encoding="utf-8") as file:
@@ -143,9 +124,12 @@ class RepresentationCKA(Callback):
                 for layer, distance in enumerate(distances)
             )
         os.replace(beside, root / "cka.csv")
-        for logger in trainer.loggers:
-            if isinstance(logger, TensorBoardLogger):
-                logger.experiment.add_figure("cka", self.picture(), trainer.global_step)
+
+    @override
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_train_end(trainer, pl_module)
+        if trainer.is_global_zero and self.history:
+            self.picture().savefig(Path(trainer.default_root_dir) / "cka.png", dpi=150, bbox_inches="tight")
 
     def picture(self) -> Any:
         """Heat map of distances, steps against layers, as a matplotlib figure."""

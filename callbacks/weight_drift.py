@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from lit_encoders.callbacks.anchored import START, AnchoredCallback
+from lit_encoders.callbacks.periodic import log_now
 from lit_encoders.models.layer_range import LayerMap, LayerRange, map_layers
 from lit_encoders.models.sharding import local, reshard, sum_over_pieces
 from lit_encoders.plots import heat_map
@@ -122,7 +123,7 @@ class WeightDrift(AnchoredCallback):
             self._record(trainer, pl_module)
             now = self.history[trainer.global_step]
             labels = [*self.ranges, "everything"]
-            pl_module.log_dict({f"drift/{t}/{m}": getattr(now[t], m) for t in labels for m in MEASURES})
+            log_now(trainer, pl_module, {f"drift/{t}/{m}": getattr(now[t], m) for t in labels for m in MEASURES})
 
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -87,6 +87,15 @@ FUNCTION_VERBS = {
         "lit_encoders.analysis.cka_verb:cka_verb",
         ("one", "other"),
     ),
+    "needle": Verb(
+        "is a hidden fact in a document's embedding: by length and position, with intervals and controls",
+        "lit_encoders.analysis.needle_verb:needle_verb",
+    ),
+    "report": Verb(
+        "one page of HTML about runs: settings, curves, tables, pictures",
+        "lit_encoders.report.verb:report_verb",
+        ("runs",),
+    ),
     "prune": Verb("make a smaller model out of a larger one", "lit_encoders.analysis.pruning:prune_verb"),
     "study": Verb(
         "several runs and one table: alignment, detour, mask-ratio",

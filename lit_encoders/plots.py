@@ -25,7 +25,9 @@ def heat_map(values: Sequence[Sequence[float]], rows: Sequence[str], columns: Se
     """
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(max(5.0, 1.8 + 0.34 * len(columns)), max(2.2, 1.3 + 0.34 * len(rows))))
+    # Without it a logger, which draws no tight box, cuts long names off.
+    size = (max(5.0, 1.8 + 0.34 * len(columns)), max(2.2, 1.3 + 0.34 * len(rows)))
+    figure = Figure(figsize=size, layout="constrained")
     axes = figure.add_subplot()
     image = axes.imshow(np.asarray(values, dtype=float), aspect="auto", cmap="viridis", interpolation="nearest")
     axes.set_xticks(range(len(columns)), columns, rotation=90, fontsize=8)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
@@ -40,8 +39,8 @@ class Task:
 
     Attributes:
         name: in tables.
-        limit: most training items, from the first; None takes all.
-        test_limit: most test items, from the first; None takes all.
+        limit: most training items, evenly from all of them; None takes all. Classes are those of all.
+        test_limit: most test items, evenly from all of them; None takes all.
     """
 
     name: str
@@ -175,8 +174,8 @@ class Classification(Task):
                 read_labelled(files, f"{self.key}.{name}", self.text, self.label, self.group)
                 for name, files in (("train", self.train), ("test", self.test))
             )
-        train, test = train[: self.limit], test[: self.test_limit]
         classes = sorted({item.label for item in train})
+        train, test = spread(train, self.limit), spread(test, self.test_limit)
         _check_labels(self.key, classes, (item.label for item in test))
         if len(classes) < 2:
             raise ValueError(f"{self.key}.train must have at least two classes, got {classes}")
@@ -245,10 +244,10 @@ class Tagging(Task):
                 read_tagged(files, f"{self.key}.{name}", self.tokens, self.tags, self.group)
                 for name, files in (("train", self.train), ("test", self.test))
             )
-        train, test = train[: self.limit], test[: self.test_limit]
         check_scheme(self.scheme, [*train, *test], f"{self.key}.scheme")
-        known = Counter(tag for item in train for tag in item.tags)
+        known = {tag for item in train for tag in item.tags}
         classes = sorted({*known, *([OUTSIDE] if self.scheme != "words" else [])})
+        train, test = spread(train, self.limit), spread(test, self.test_limit)
         _check_labels(self.key, classes, (tag for item in test for tag in item.tags))
         return _Labelled(train, test, classes)
 
@@ -356,9 +355,9 @@ class Retrieval(Task):
             train = self._collection("train", self.train) if self.mode == "fine-tune" else None
             test = self._collection("test", self.test)
         if train is not None and self.limit is not None:
-            train = Collection(train.documents, train.queries[: self.limit])
+            train = Collection(train.documents, spread(train.queries, self.limit))
         if self.test_limit is not None:
-            test = Collection(test.documents, test.queries[: self.test_limit])
+            test = Collection(test.documents, spread(test.queries, self.test_limit))
         return _Searched(train, test)
 
     def _collection(self, name: str, files: str) -> Collection:
@@ -401,6 +400,17 @@ KINDS: dict[str, type[Task]] = {
     "tagging": Tagging,
     "retrieval": Retrieval,
 }
+
+
+def spread(items: Sequence[Any], count: int | None) -> Sequence[Any]:
+    """So many items, evenly from all: files are often sorted by class.
+
+    >>> spread(range(10), 4), spread(range(3), 4)
+    ([0, 2, 5, 7], range(0, 3))
+    """
+    if count is None or len(items) <= count:
+        return items
+    return [items[place * len(items) // count] for place in range(count)]
 
 
 def is_seeded(task: Task) -> bool:

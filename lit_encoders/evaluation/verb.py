@@ -13,7 +13,6 @@ from typing import Any
 
 import yaml
 
-from lit_encoders.data.examples import model_source
 from lit_encoders.evaluation.bootstrap import Difference
 from lit_encoders.evaluation.evaluate import (
     Comparison,
@@ -132,13 +131,14 @@ def _seeds(text: str) -> list[int]:
 
 def _models(given: Sequence[str]) -> tuple[list[str], list[Milestone]]:
     """Sources of the models; of one run folder its milestones, too."""
-    folders = [Path(name) for name in given]
-    runs = [folder for folder in folders if (folder / "export").is_dir() and not (folder / "config.json").is_file()]
+    runs = [
+        folder for folder in map(Path, given) if (folder / "export").is_dir() and not (folder / "config.json").is_file()
+    ]
     if not runs:
-        return [model_source(name) for name in given], []
+        return list(given), []
     if len(given) > 1:
         # Several runs: their final models.
-        return [str(folder / "export") if folder in runs else model_source(str(folder)) for folder in folders], []
+        return [str(Path(name) / "export") if Path(name) in runs else name for name in given], []
     milestones = milestones_of(runs[0])
     if not milestones:
         raise ValueError(f"model must be a run with exports in export/, got none in '{runs[0]}'")

@@ -65,11 +65,11 @@ class DetourSettings:
 
     base: str = "example:minilm"
     root: str = "HP:0000118"
-    steps: int = 120
+    steps: int = 80
     slots: int = 512
     sequence_length: int = 96
     learning_rate: float = 2e-4
-    warmup_steps: int = 3
+    warmup_steps: int = 2
     twin_mask_ratio: float = 0.3
     decay_mask_ratio: float = 0.15
     decay_share: float = 0.1
@@ -80,10 +80,10 @@ class DetourSettings:
     low: str = "0:2"
     mid: str = "2:4"
     high: str = "4:6"
-    head_steps: int = 120
+    head_steps: int = 80
     head_learning_rate: float = 1e-3
-    fit_terms: int = 1500
-    test_terms: int = 1200
+    fit_terms: int = 1000
+    test_terms: int = 900
     cka_texts: int = 500
 
 
@@ -112,7 +112,7 @@ def phases(arm: Arm, decay_share: float, settings: DetourSettings) -> list[Phase
     """Phase 1 and the decay of an arm; without a decay, phase 1 alone.
 
     >>> [(phase.objective, phase.steps) for phase in phases(DETOUR, 0.1, DetourSettings())]
-    [('clm', 120), ('mlm', 12)]
+    [('clm', 80), ('mlm', 8)]
     """
     from lit_encoders.callbacks import Phase
 

@@ -200,26 +200,27 @@ def verdict(results: Results, names: Mapping[str, str]) -> str:
     ]
     beyond = sum(cell.differs for cell in cells if not math.isinf(cell.half_width))
     said.append(
-        f"Of all {len(cells)} differences in the two tasks {beyond} leave out 0; by chance alone about one in twenty does."
+        f"Of all {len(cells)} differences in the two tasks {beyond} leave out 0; by chance alone about one in twenty "
+        "does."
     )
     return " ".join(said)
 
 
 HOW = """\
-Base: the encoder with a new MLM head, warmed up while the encoder rests. Phase 1: {steps} steps of {slots} tokens, CLM or MLM
-at {twin:g} % masking, the learning rate constant after {warmup} steps. Decay: MLM at {decay:g} % masking for {share:g} % of
-these steps, the rate falling by 1 - sqrt to {final:g} % of its peak. For one seed all runs read the same text in the same
-order; optimizer state goes on through the switch, and other decays go on from the same phase 1.
+Base: the encoder with a new MLM head, warmed up while the encoder rests. Phase 1: {steps} steps of {slots} tokens, CLM
+or MLM at {twin:g} % masking, the learning rate constant after {warmup} steps. Decay: MLM at {decay:g} % masking for
+{share:g} % of these steps, the rate falling by 1 - sqrt to {final:g} % of its peak. For one seed all runs read the same
+text in the same order; optimizer state goes on through the switch, and other decays go on from the same phase 1.
 
 Classification: logistic regression on the resting encoder's mean embeddings of definitions, into the branches of the
 ontology. Retrieval: the definition of a synonym among those of all tested terms, by cosine after one matrix that was
 fitted with in-batch negatives. Both are fitted on {fit:,} terms and tested on {test:,} others, whose definitions are in
-no pretraining text. CKA: linear, float64, means over tokens of {cka} held-out definitions; the control is the distance of
-twins that differ in their seed alone."""
+no pretraining text. CKA: linear, float64, means over tokens of {cka} held-out definitions; the control is the distance
+of twins that differ in their seed alone."""
 
 NOT_SETTLED = """\
-- Not the paper's comparison: it trains on 10 to 50 billion tokens, this on {tokens:,}. At this length the encoder has hardly
-  begun to learn the text, with either objective.
+- Not the paper's comparison: it trains on 10 to 50 billion tokens, this on {tokens:,}. At this length the encoder has
+  hardly begun to learn the text, with either objective.
 - The base is a sentence encoder, tuned for embeddings; every kind of pretraining costs it some of that first. The paper
   begins with encoders as pretraining left them, with their own MLM head.
 - Nothing is fine-tuned: linear probes on resting encoders say what the embeddings have at hand. The paper fine-tunes.
