@@ -81,7 +81,8 @@ class DownstreamProbe(PeriodicCallback):
     @property
     @override
     def state_key(self) -> str:
-        return self._generate_state_key(name=self.name)
+        # Not the name alone: two of one name are refused with a better message than Lightning's.
+        return self._generate_state_key(name=self.name, train=self.train)
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:

@@ -12,6 +12,8 @@ _PROBLEM = re.compile(r"Problem with given class_path '([^']+)':\s*(.*)")
 _OPTION = re.compile(r"Option '([^']+)' is not accepted")
 _REGISTERED = re.compile(r"Not of type \w+: (must .*)")
 _EXPECTED = re.compile(r"Expected an? (.+?)(?:\. Got value: (.*))?$")
+# Lightning's words for two callbacks whose states could not be told apart.
+_TWICE = re.compile(r"Found more than one stateful callback of type `(\w+)`")
 _STRUCTURE = re.compile(r"(Does not validate against|Subtypes:|Errors:|Given value type:|$)")
 
 
@@ -105,6 +107,8 @@ def in_one_line(started: Callable[[], bool] = lambda: False) -> Iterator[None]:
         yield
     except Exception as error:
         own = (ValueError, TypeError, OSError, NotImplementedError, ImportError, ArgumentError, *_lightning())
+        if (twice := _TWICE.match(str(error))) and isinstance(error, RuntimeError):
+            raise UsageError(f"trainer.callbacks must have no two alike, got {twice[1]} twice") from error
         if started() or not isinstance(error, own):
             raise
         raise UsageError(one_line(str(error) or type(error).__name__)) from error

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
-# Logged by `LitEncoder` at the number of steps done; Lightning places all else at the step before that.
-AT_STEPS_DONE = "val/"
+# Logged by `LitEncoder` and callbacks at the number of steps done; Lightning places all else at the step before that.
+AT_STEPS_DONE = ("val/", "drift/", "cka/", "probe/")
 # The same values once more, with tokens in the place of steps.
 AGAINST_TOKENS = "tokens/"
 TOKENS = "train/tokens"
