@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.loggers import TensorBoardLogger
 from rich.console import Console
 from rich.table import Table
 from typing_extensions import override
@@ -134,6 +135,7 @@ class RunSummary(Callback):
             "reverted": reverted,
             **self._records,
         }
+        log_hyperparameters(trainer, pl_module)
         root = Path(trainer.default_root_dir)
         root.mkdir(parents=True, exist_ok=True)
         beside = root / ".summary.json"
@@ -152,6 +154,20 @@ class RunSummary(Callback):
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.marks = [Mark(**mark) for mark in state_dict["marks"]]
+
+
+def log_hyperparameters(trainer: Trainer, module: LightningModule) -> None:
+    """Put a run's settings beside its last held-out figures, for TensorBoard's table of runs.
+
+    Args:
+        trainer: at the end of a fit.
+        module: whose ``hparams`` they are.
+    """
+    figures = {n: float(v) for n, v in trainer.callback_metrics.items() if n.startswith(("val/", "probe/"))}
+    for logger in trainer.loggers:
+        if isinstance(logger, TensorBoardLogger) and figures:
+            final = {f"final/{name}": value for name, value in figures.items()}
+            logger.log_hyperparams(dict(module.hparams), final)
 
 
 Epochs = float | dict[str, float] | None

@@ -349,6 +349,8 @@ class EncoderCLI(LightningCLI):
             fit = self.subcommand == "fit"
             # What a run that was cut off logged beyond its checkpoint is logged again.
             again: dict[str, Any] = {} if self.resumed_step is None else {"purge_step": self.resumed_step}
+            # The settings are logged with figures at the end; before that there are none.
+            again["default_hp_metric"] = False
             kwargs["logger"] = TensorBoardLogger(str(self.root), name="logs", version="", **again) if fit else False
         schedule = self._get(self.config_init, "schedule")
         if schedule is not None:

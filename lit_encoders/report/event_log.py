@@ -13,6 +13,8 @@ from pathlib import Path
 AT_STEPS_DONE = ("val/", "drift/", "cka/", "probe/")
 # The same values once more, with tokens in the place of steps.
 AGAINST_TOKENS = "tokens/"
+# The last figures once more, beside the settings.
+AT_THE_END = "final/"
 TOKENS = "train/tokens"
 
 # (step, value), in order.
@@ -143,9 +145,9 @@ def make_clock(scalars: Mapping[str, Logged], ends: Mapping[int, float]) -> Cloc
 
 
 def make_curves(scalars: Mapping[str, Logged], clock: Clock) -> dict[str, list[Point]]:
-    """The scalars as curves against steps done and tokens; those against tokens alone are left out."""
+    """The scalars as curves against steps done and tokens; those against tokens alone, and of the end, are left out."""
     return {
         tag: [Point(done := steps_done(tag, step), clock.tokens(done), value) for step, value in points]
         for tag, points in scalars.items()
-        if not tag.startswith(AGAINST_TOKENS)
+        if not tag.startswith((AGAINST_TOKENS, AT_THE_END))
     }

@@ -99,6 +99,8 @@ def test_validate_every_counts_optimizer_steps(run, recipe: Path) -> None:  # ty
     events.Reload()
     assert [event.step for event in events.Scalars("val/mlm_loss")] == [0, 1, 2, 4, 6, 7]
     assert events.Scalars("tokens/train/clm_loss")[-1].step == events.Scalars("train/tokens")[-1].value
+    # The table of runs: settings, and the last held-out figures.
+    assert events.Scalars("final/val/mlm_loss")[0].value == events.Scalars("val/mlm_loss")[-1].value
 
 
 def test_a_run_without_a_schedule_keeps_its_end(run, recipe: Path) -> None:  # type: ignore[no-untyped-def]
