@@ -32,7 +32,7 @@ SHOWN: dict[str, str | None] = {
     "lit-encoders fit --config my.yaml": "fit --config my.yaml",
     "lit-encoders fit --config C": "fit --config tiny.yaml --trainer.default_root_dir=runs/c",
     "lit-encoders preview --config C": "preview --config tiny.yaml",
-    "lit-encoders plan --config C": "plan --config tiny.yaml --devices 2 --tokens-per-second 1000",
+    "lit-encoders plan --config C": "plan --config tiny.yaml --devices 1 --tokens-per-second 1000",
     "lit-encoders fit --config C --fork P": "fit --config tiny.yaml --schedule.decay_share=0.9 "
     "--fork runs/my/checkpoints/detour.ckpt --trainer.default_root_dir=runs/fork",
     "lit-encoders validate --config C --ckpt_path P": "validate --config tiny.yaml "
@@ -198,17 +198,17 @@ def test_the_configuration_of_a_run(world: Path) -> None:
     assert {"backbone", "learning_rate"} == set(model)
     model["backbone"] = "base"
     data |= {"train": ["corpus/*.txt", "notes.jsonl"], "sequence_length": 48, "slots": 96}
-    settings["schedule"]["init_args"]["tokens"] = 600
+    settings["schedule"]["init_args"]["tokens"] = 2000
     settings["trainer"]["accumulate_grad_batches"] = 2
     callbacks = smaller(block_with("lit_encoders.callbacks.DownstreamProbe"))["trainer"]["callbacks+"]
     by_name = {entry["class_path"].rpartition(".")[2]: entry for entry in callbacks}
-    # Four layers in place of twenty-two; milestones within 600 tokens.
+    # Four layers in place of twenty-two; milestones within 2,000 tokens.
     by_name["HFExport"]["init_args"]["at_tokens"] = [200, 400]
     by_name["LayerFreezing"]["init_args"]["layers"] = "0:1"
     by_name["L2SP"]["init_args"]["strength"] = {"1:3": 0.05, "rest": 0.001}
     by_name["WeightReversion"]["init_args"]["layers"] = "1:3"
-    by_name["RepresentationCKA"]["init_args"] |= {"every_n_steps": 2, "sequence_length": 48}
-    by_name["DownstreamProbe"]["init_args"]["every_n_steps"] = 2
+    by_name["RepresentationCKA"]["init_args"] |= {"every_n_steps": 5, "sequence_length": 48}
+    by_name["DownstreamProbe"]["init_args"]["every_n_steps"] = 5
     settings["trainer"]["callbacks+"] = callbacks
     write_yaml("my.yaml", settings)
     plain = {**settings, "trainer": {"accumulate_grad_batches": 2}}

@@ -32,7 +32,19 @@ MAY_IMPORT = {
     # Pages about runs: they read what runs left behind.
     "report": {"evaluation", "plots", "weights"},
     "studies": {
-        *("objectives", "models", "data", "optim", "modules", "weights", "analysis", "evaluation", "callbacks", "plots")
+        *(
+            "objectives",
+            "models",
+            "data",
+            "optim",
+            "modules",
+            "weights",
+            "analysis",
+            "evaluation",
+            "callbacks",
+            "plots",
+        ),
+        "resume",
     },
 }
 

@@ -28,16 +28,17 @@ FREE_CALLBACKS = (
 
 
 class RunLock:
-    """Holds a run's folder for as long as this process lives, or until it is released.
+    """Holds a folder for as long as this process lives, or until it is released.
 
     Args:
-        folder: of the run.
+        folder: of a run, or of a study.
+        key: the setting that names it, for messages.
 
     Raises:
         ValueError: another process holds it.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, key: str = "trainer.default_root_dir") -> None:
         self.path = folder / LOCK
         self._file: TextIOWrapper | None = self.path.open("a", encoding="utf-8")
         try:
@@ -46,9 +47,7 @@ class RunLock:
         except OSError:
             self._file.close()
             self._file = None
-            raise ValueError(
-                f"trainer.default_root_dir must be a folder that no other process trains in, got '{folder}'"
-            ) from None
+            raise ValueError(f"{key} must be a folder that no other process trains in, got '{folder}'") from None
 
     def release(self) -> None:
         """Let others have the folder."""

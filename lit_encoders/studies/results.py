@@ -9,12 +9,16 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from importlib.metadata import version
 from multiprocessing import get_context
 from pathlib import Path
+from threading import Thread
 from typing import Any
+
+from lit_encoders.resume.run_folder import LOCK
 
 RESULT = "result.json"
 STUDY = "study.json"
@@ -50,7 +54,7 @@ def claim_folder(output: Path, facts: Mapping[str, Any]) -> None:
                 f"got {now!r}"
             )
         return
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+    if output.exists() and (not output.is_dir() or any(path.name != LOCK for path in output.iterdir())):
         raise ValueError(f"output must be a new folder, or one of an unfinished study, got '{output}'")
     output.mkdir(parents=True, exist_ok=True)
     write_json(known, plain)
@@ -92,7 +96,8 @@ def run_all(runs: Mapping[Path, Run], jobs: int, say: Callable[[str], None]) -> 
             take(folder, run_once(folder, runs[folder]))
         return results
     # Spawned, not forked: threads of this process would leave their locks behind.
-    pool = ProcessPoolExecutor(min(jobs, len(missing)), get_context("spawn"), initializer=_use_one_thread)
+    count, context = min(jobs, len(missing)), get_context("spawn")
+    pool = ProcessPoolExecutor(count, context, initializer=_begin_worker, initargs=(os.getpid(),))
     try:
         futures = {pool.submit(run_once, folder, runs[folder]): folder for folder in missing}
         for future in as_completed(futures):
@@ -102,10 +107,18 @@ def run_all(runs: Mapping[Path, Run], jobs: int, say: Callable[[str], None]) -> 
     return results
 
 
-def _use_one_thread() -> None:
+def _begin_worker(parent: int) -> None:
     import torch
 
     torch.set_num_threads(1)
+    Thread(target=_end_with, args=(parent,), daemon=True).start()
+
+
+def _end_with(parent: int) -> None:
+    """End this process when the study's is gone: it would go on writing into a folder that another one has taken."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(1)
 
 
 def result_in(folder: Path) -> dict[str, Any] | None:

@@ -10,6 +10,8 @@ from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
 
+from lit_encoders.resume.run_folder import RunLock
+
 # What a study's function takes: its folder, and the options below.
 Study = Callable[[Path, bool, int, bool, str], str]
 
@@ -74,7 +76,15 @@ def study_verb(
     command = f"lit-encoders study {name} {' '.join([f'--output={shlex.quote(str(folder))}', *options])}"
     # Starting processes takes longer than a few steps.
     processors = 1 if fast else min(os.cpu_count() or 1, 8)
-    return STUDIES[name](folder, bool(fast), processors if jobs is None else jobs, bool(keep_models), command)
+    new = not folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = RunLock(folder, "output")
+    try:
+        return STUDIES[name](folder, bool(fast), processors if jobs is None else jobs, bool(keep_models), command)
+    finally:
+        lock.release()
+        if new and not any(folder.iterdir()):
+            folder.rmdir()
 
 
 def _say(text: str) -> None:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -66,3 +70,41 @@ def test_failed_run_stops_the_study_and_leaves_no_result(tmp_path: Path, jobs: i
     with pytest.raises(OSError, match="Invalid argument"):
         run_all(dict.fromkeys(folders, run), jobs, print)
     assert result_in(folders[0]) is result_in(folders[1]) is None
+
+
+def test_workers_end_with_their_study(tmp_path: Path) -> None:
+    """Killed, not asked: workers that went on would write into a folder that another study has taken over."""
+    code = (
+        "import time\n"
+        "from functools import partial\n"
+        "from pathlib import Path\n"
+        "from lit_encoders.studies.results import run_all\n"
+        "if __name__ == '__main__':\n"
+        f"    root = Path({str(tmp_path)!r})\n"
+        "    print('begun', flush=True)\n"
+        "    run_all({root / name: partial(_sleep, 600) for name in 'ab'}, 2, print)\n"
+    )
+    script = tmp_path / "study.py"
+    script.write_text("def _sleep(seconds, folder):\n    (folder / 'begun').touch()\n    time.sleep(seconds)\n" + code)
+    study = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
+    try:
+        until(lambda: all((tmp_path / name / "begun").exists() for name in "ab"))
+        workers = children(study.pid)
+        assert len(workers) >= 2
+        study.kill()
+        study.wait()
+        until(lambda: not any(Path(f"/proc/{worker}").exists() for worker in workers))
+    finally:
+        study.kill()
+
+
+def until(true: Callable[[], bool], seconds: float = 90) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+def children(parent: int) -> list[int]:
+    listed = subprocess.run(["ps", "-o", "pid=", "--ppid", str(parent)], capture_output=True, text=True, check=True)
+    return [int(line) for line in listed.stdout.split()]
