@@ -88,17 +88,22 @@ class GradientProbe(Callback):
         self._logged: set[str] = set()
 
     @override
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage != "fit":
+            return
         if not getattr(pl_module, "streams", None):
             raise TypeError(f"GradientProbe needs a LitEncoder with streams, got {type(pl_module).__name__} without")
-        if any(isinstance(child, FSDPModule) for child in pl_module.modules()):
-            raise NotImplementedError("GradientProbe cannot look into sharded parameters: use DDP or one device")
         often = trainer.log_every_n_steps  # type: ignore[attr-defined]
         if trainer.loggers and self.every_n_steps % often:
             raise ValueError(
                 f"GradientProbe.every_n_steps must be a multiple of trainer.log_every_n_steps ({often}), "
                 f"got {self.every_n_steps}"
             )
+
+    @override
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if any(isinstance(child, FSDPModule) for child in pl_module.modules()):
+            raise NotImplementedError("GradientProbe cannot look into sharded parameters: use DDP or one device")
         encoder = LayerRange(["all", "embeddings"]).parameters(pl_module, self.layers_path)
         self._parameters = {name: parameter for name, parameter in encoder.items() if parameter.requires_grad}
         self._names = {

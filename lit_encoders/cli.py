@@ -82,6 +82,12 @@ FUNCTION_VERBS = {
         switches=("compare",),
         several=("model", "tasks"),
     ),
+    "benchmark": Verb(
+        "other people's benchmarks: BEIR by mteb; Belebele, Global PIQA, FLORES by lm_eval",
+        "lit_encoders.evaluation.benchmark_verb:benchmark_verb",
+        switches=("causal",),
+        several=("tasks",),
+    ),
     "cka": Verb(
         "where two models see the same texts differently, layer by layer",
         "lit_encoders.analysis.cka_verb:cka_verb",

@@ -34,9 +34,14 @@ def one_line(message: str) -> str:
     "tokens must be a number, got 'x'"
     >>> one_line('Parser key "layers":\\n  Expected a <class \\'str\\'>. Got value: 568')
     'layers must be text in quotes (YAML reads an unquoted 9:28 as the number 568), got 568'
+    >>> one_line("the following arguments are required: fit.data.train, fit.model")
+    'the following arguments are required: data.train, model'
     >>> one_line("data.slots must be at least 1,\\n  got 0")
     'data.slots must be at least 1, got 0'
     """
+    if message.startswith("the following arguments are required"):
+        # The parser names them below the verb, where nobody types them.
+        message = re.sub(r"\b(?:fit|validate|test|predict)\.", "", message)
     keys: list[str] = []
     owner = ""
     rules: list[str] = []
@@ -60,7 +65,8 @@ def one_line(message: str) -> str:
                 break  # What follows are the other types that a level above would have taken.
         elif found := _EXPECTED.match(text):
             rule = _readable(found[1])
-            if rule != "None" and rule not in rules:
+            # A list may also stand in a file of its own, which is not what was meant.
+            if rule != "None" and rule not in rules and not rule.startswith("path but "):
                 rules.append(rule)
             value = found[2] if value is None else value
         elif not _STRUCTURE.match(text):

@@ -39,6 +39,7 @@ from lit_encoders.recipes import config_folder, replace_names
 from lit_encoders.resume.run_folder import RunLock, differences
 from lit_encoders.resume.store import PART, check_checkpoint, newest_checkpoint
 from lit_encoders.weights.sharded import consolidate, is_sharded
+from lit_encoders.whole_lists import replace_lists
 
 # What a run leaves in its folder; any of them means that the folder is taken.
 RUN_FILES = ("config.yaml", "logs", "checkpoints", "export", "summary.json")
@@ -355,7 +356,29 @@ class EncoderCLI(LightningCLI):
         schedule = self._get(self.config_init, "schedule")
         if schedule is not None:
             settings["callbacks"] = [*(settings.get("callbacks") or []), schedule]
+        settings["callbacks"] = newest_alone(settings.get("callbacks") or [])
         return super().instantiate_trainer(**kwargs)
+
+
+# A run has one of each of these; `callbacks+` with another one is how to set it otherwise than base.yaml does.
+ALONE = (
+    callbacks.ExactResume,
+    callbacks.NumericsGuard,
+    callbacks.RunSummary,
+    callbacks.Throughput,
+    callbacks.TrainingProgress,
+)
+
+
+def newest_alone(found: Sequence[Any]) -> list[Any]:
+    """Callbacks without those that a later one of the same kind takes the place of, in their order.
+
+    >>> first, second = callbacks.ExactResume(), callbacks.ExactResume(every_n_steps=5)
+    >>> newest_alone([first, second]) == [second]
+    True
+    """
+    last = {type(callback): callback for callback in found if type(callback) in ALONE}
+    return [callback for callback in found if last.get(type(callback), callback) is callback]
 
 
 class PreviewCLI(EncoderCLI):
@@ -476,7 +499,7 @@ def run_trainer(verb: str, arguments: list[str]) -> None:
                 save_config_callback=RunFolder,
                 seed_everything_default=0,
                 auto_configure_optimizers=False,
-                args=["fit" if verb in looks else verb, *replace_names(arguments)],
+                args=["fit" if verb in looks else verb, *replace_lists(replace_names(arguments), base)],
                 parser_kwargs={
                     "exit_on_error": False,
                     **{

@@ -61,6 +61,8 @@ SHOWN: dict[str, str | None] = {
     "--output evaluation.json": "evaluate --model base runs/my/export --tasks tasks.yaml --seeds 0 "
     "--output evaluation.json",
     "lit-encoders evaluate --model runs/my --tasks tasks.yaml": "evaluate --model runs/my --tasks tasks.yaml --seeds 0",
+    "lit-encoders benchmark --model M --suite mteb --tasks beir": None,  # tests/evaluation/test_benchmark_verb.py
+    "lit-encoders benchmark": None,
     "lit-encoders cka A B --control C --text FILE --output FOLDER": "cka runs/my/export base --control base "
     "--text text.txt --texts 50 --sequence_length 48 --output cka",
     "lit-encoders cka A B --control C": None,  # the same

@@ -7,6 +7,7 @@ the use here, Touchent, de la Clergerie (2026), arXiv:2605.12438: features of 50
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -165,8 +166,17 @@ class LayerDistance:
 
     @property
     def ratio(self) -> float | None:
-        """How many times farther than seeds alone: the number to go by; None without a control."""
-        return None if self.control is None or self.control <= 0 else self.distance / self.control
+        """How many times farther than seeds alone: the number to go by; None without a control, or one above 0."""
+        return self.distance / self.control if self.control is not None and self.control > 0 else None
+
+
+def known(value: float | None) -> float | None:
+    """A number for files and tables: None for what is none, such as the CKA of a layer that never varies.
+
+    >>> known(0.5), known(math.nan), known(None)
+    (0.5, None, None)
+    """
+    return value if value is not None and math.isfinite(value) else None
 
 
 def layer_distances(

@@ -8,7 +8,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from lit_encoders.analysis.cka import FORMS, LayerDistance, cka_of_layers, layer_distances
+from lit_encoders.analysis.cka import FORMS, LEAST_TEXTS, LayerDistance, cka_of_layers, known, layer_distances
 from lit_encoders.evaluation.embeddings import embed_layers
 from lit_encoders.evaluation.tables import markdown
 from lit_encoders.evaluation.texts import first_texts, texts_digest
@@ -35,35 +35,39 @@ def cka_verb(
         text: file of texts, as data.train takes it.
         output: folder to make, for cka.csv, cka.json and cka.png.
         control: model that differs from the second in its seed alone; what is farther than that is no chance.
-        texts: number of texts, from the first.
+        texts: number of texts, from the first; at least 4.
         sequence_length: longest text in tokens, the rest is cut off; 512, or what the models have positions for, if not
             given.
         slots: tokens that are read at once.
 
     Raises:
-        ValueError: there are fewer texts, a model cannot be read, or the models' depths differ beside a control.
+        ValueError: there are fewer texts, a model cannot be read, a number is out of its range, or the models' depths
+            differ beside a control.
     """
     if output.exists():
         raise ValueError(f"output must be a folder that does not exist yet, got '{output}'")
+    if texts < LEAST_TEXTS:
+        raise ValueError(f"texts must be at least {LEAST_TEXTS}, got {texts}")
     read = first_texts(text, texts, "text")
     modules = [open_module(source) for source in (one, other, *([control] if control else []))]
     limits = [module.max_positions for module in modules if module.max_positions is not None]
-    length = sequence_length or min([512, *limits])
+    length = min([512, *limits]) if sequence_length is None else sequence_length
     slots = max(slots, length)
     features = [embed_layers(module, read, sequence_length=length, slots=slots, causal=False) for module in modules]
+    depths = [len(layers) for layers in features]
+    alike = depths[0] == depths[1]
+    if control and len(set(depths)) > 1:
+        raise ValueError(f"control must have models of one depth, got {depths} layers")
     pairs = {name: cka_of_layers(features[0], features[1], form) for name, form in FORMS.items()}
-    alike = len(features[0]) == len(features[1])
-    if control and not alike:
-        raise ValueError(f"control must have models of one depth, got {len(features[0])} and {len(features[1])} layers")
     distances = layer_distances(features[0], features[1], features[2] if control else None) if alike else []
     facts = {"one": one, "other": other, "control": control, "text": text, "texts": texts, "sequence_length": length}
     with new_folder(output) as folder:
         (folder / "cka.csv").write_text(as_csv(distances), encoding="utf-8")
-        every = {name: matrix.tolist() for name, matrix in pairs.items()}
+        every = {name: [[known(value) for value in row] for row in matrix.tolist()] for name, matrix in pairs.items()}
         whole = {**facts, "texts_digest": texts_digest(read), "layer_pairs": every}
         (folder / "cka.json").write_text(json.dumps(whole, indent=2) + "\n", encoding="utf-8")
         rows, columns = (
-            [f"{name} {layer}" for layer in range(len(f))] for name, f in zip("AB", features, strict=False)
+            [f"{name} {layer}" for layer in range(depth)] for name, depth in zip("AB", depths, strict=False)
         )
         title = "CKA of all pairs of layers (debiased, standardised)"
         picture = heat_map(pairs["debiased, standardised"].tolist(), rows, columns, title)
@@ -81,8 +85,9 @@ def distance_table(distances: Sequence[LayerDistance]) -> str:
         cells = []
         for form in FORMS:
             item = by_place[layer, form]
-            beside = "" if item.ratio is None else f" ({item.ratio:.1f}x)"
-            cells.append(f"{item.distance:.4f}{beside}")
+            # One that is 0 but for rounding may be below it.
+            distance = "-" if known(item.distance) is None else f"{item.distance:z.4f}"
+            cells.append(distance if known(item.ratio) is None else f"{distance} ({item.ratio:z.1f}x)")
         rows.append([str(layer), *cells])
     controlled = any(item.control is not None for item in distances)
     title = "Distance 1 - CKA" + ("; in brackets, how many times that of the seed control" if controlled else "")
@@ -95,6 +100,6 @@ def as_csv(distances: Sequence[LayerDistance]) -> str:
     lines = csv.writer(text, lineterminator="\n")
     lines.writerow(["layer", "form", "distance", "control", "ratio"])
     for item in distances:
-        rest = ["" if value is None else repr(value) for value in (item.control, item.ratio)]
-        lines.writerow([item.layer, item.form, repr(item.distance), *rest])
+        values = [known(value) for value in (item.distance, item.control, item.ratio)]
+        lines.writerow([item.layer, item.form, *("" if value is None else repr(value) for value in values)])
     return text.getvalue()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -53,8 +54,11 @@ def calibrate(module: LitEncoder, text: str, tokens: float, sequence_length: int
     length = sequence_length or min(512, module.max_positions or 512)
     source = module.tokenizer_source or str(module.source)
     data = TextDataModule(text, val=text, sequence_length=length, slots=max(2048, length), tokenizer=source)
-    data.prepare_data()
-    data.setup("fit")
+    try:
+        data.prepare_data()
+        data.setup("fit")
+    except ValueError as error:
+        raise ValueError(re.sub(r"\bdata\.(?:train|val)\b", "text", str(error))) from error
     backbone = module.backbone.eval()
     with torch.no_grad(), watch(backbone.model) as statistics:
         for batch in data.val_dataloader()[0]:

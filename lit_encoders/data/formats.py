@@ -80,6 +80,10 @@ class TextFile:
         ending, packed = _ending(self.path)
         return ending in READERS and not (packed and ending in _PACKED_ALREADY)
 
+    def is_plain(self) -> bool:
+        """Whether it is text without columns."""
+        return READERS[_ending(self.path)[0]] is read_text
+
     def values(self, reading: Reading) -> Iterator[Placed]:
         return READERS[_ending(self.path)[0]](self.path, reading)
 

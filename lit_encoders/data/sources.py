@@ -73,6 +73,12 @@ class TextSource:
             ValueError: something cannot be read, or lacks a column.
         """
         for found in self._inputs():
+            if isinstance(found, _ExampleText) or (isinstance(found, TextFile) and found.is_plain()):
+                # Of plain text every column would be the line.
+                setting, column = next(iter(columns.items()))
+                raise ValueError(
+                    f"{self.key}: '{found.path}' must have the column {column!r} ({setting}), got plain text"
+                )
             readings = [Reading(column, self.sample_by, self.key, setting) for setting, column in columns.items()]
             for cells in zip(*(found.values(reading) for reading in readings), strict=True):
                 yield cells[0][0], tuple(value for _, value in cells)

@@ -43,7 +43,9 @@ class Difference:
 def check_items(count: int, name: str = "a paired bootstrap") -> None:
     """Refuse to draw from too few items."""
     if count < LEAST_ITEMS:
-        raise ValueError(f"{name} must have at least {LEAST_ITEMS} items to compare models on, got {count}")
+        raise ValueError(
+            f"{name} must have at least {LEAST_ITEMS} items to compare models on (or --no-compare), got {count}"
+        )
 
 
 def paired_bootstrap(
@@ -87,7 +89,8 @@ def paired_bootstrap(
 
 def _means(runs: Sequence[Scores], metric: str, weights: FloatArray) -> FloatArray:
     """The metric under each row of weights, the mean over runs, (B,)."""
-    return np.mean([run.metrics[metric](weights @ run.counts) for run in runs], axis=0)
+    values: FloatArray = np.mean([run.metrics[metric](weights @ run.counts) for run in runs], axis=0)
+    return values
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ from typing import Any
 from lit_encoders.evaluation.bootstrap import Difference, Tally, check_items, paired_bootstrap, tally
 from lit_encoders.evaluation.scores import Scores
 from lit_encoders.evaluation.statistics import Interval, t_interval
-from lit_encoders.evaluation.tasks import Task, is_seeded
+from lit_encoders.evaluation.task_base import Task
+from lit_encoders.modules.open_module import open_module
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,7 @@ def evaluate_models(
     seeds: Sequence[int] = (0, 1, 2),
     pairs: Sequence[tuple[int, int]] = (),
     say: Callable[[str], None] = lambda text: None,
+    ready: Callable[[], None] = lambda: None,
 ) -> list[TaskResult]:
     """Evaluate models on tasks.
 
@@ -109,18 +111,25 @@ def evaluate_models(
         seeds: of fine-tuning; a task that draws nothing is run once.
         pairs: numbers of models to compare.
         say: told of each run that ends.
+        ready: called once all models and items are found fit, before the first run.
 
     Raises:
-        ValueError: items cannot be read, are too few to compare models on, or a model is not fit for a task; all items
-            are read before the first run.
+        ValueError: items cannot be read, are too few to compare models on, or a model is not fit for a task; all models
+            are opened and all items are read before the first run.
     """
+    for model in models:
+        module = open_module(model)
+        module.configure_model()
+        for task in tasks:
+            task.check(module)
     loaded = [task.load() for task in tasks]
     if pairs:
         for task, items in zip(tasks, loaded, strict=True):
-            check_items(task.num_items(items), f"{task.key}: a comparison of models (a paired bootstrap)")
+            check_items(task.num_items(items), task.key)
+    ready()
     results = []
     for task, items in zip(tasks, loaded, strict=True):
-        drawn = list(seeds) if is_seeded(task) else [0]
+        drawn = list(seeds) if task.is_seeded else [0]
         runs: list[list[Scores]] = []
         for model in models:
             runs.append([])
@@ -132,7 +141,7 @@ def evaluate_models(
             TaskResult(
                 task,
                 task.num_items(items),
-                [_figures(scores, is_seeded(task)) for scores in runs],
+                [_figures(scores, task.is_seeded) for scores in runs],
                 [_compare(runs, first, second, task.groups(items)) for first, second in pairs],
             )
         )
@@ -180,7 +189,7 @@ def milestones_of(run: Path) -> list[Milestone]:
 
     found = []
     for folder in (run / "export").glob("tokens-*"):
-        number = re.fullmatch(r"tokens-([\d.]+)([KMBT]?)", folder.name)
+        number = re.fullmatch(r"tokens-(\d+(?:\.\d+)?)([KMBT]?)", folder.name)
         if number and (folder / "config.json").is_file():
             scale = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}[number[2]]
             found.append(Milestone(float(number[1]) * scale, folder))

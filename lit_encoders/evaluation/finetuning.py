@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -60,6 +61,8 @@ class FineTuning:
             raise ValueError(f"fine_tuning.weight_decay must be at least 0, got {self.weight_decay}")
         if not 0 <= self.warmup_share <= 1:
             raise ValueError(f"fine_tuning.warmup_share must be in [0, 1], got {self.warmup_share}")
+        if self.pooling not in get_args(Pooling):
+            raise ValueError(f"fine_tuning.pooling must be one of {', '.join(get_args(Pooling))}, got {self.pooling!r}")
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,8 @@ class TaskBatch:
         lengths: the same on the device, int64 (N,).
         slots: of words' first pieces, int64 (K,); none for whole texts.
         labels: int64 (K,), or (N,) for whole texts.
+        twins: of queries and documents, pairs of two of them that share the query or the document: neither is the
+            other's negative, bool (N / 2, N / 2).
     """
 
     input_ids: Tensor
@@ -96,6 +101,7 @@ class TaskBatch:
     lengths: Tensor
     slots: Tensor
     labels: Tensor
+    twins: Tensor | None = None
 
 
 def collate(examples: Sequence[Example]) -> TaskBatch:
@@ -118,7 +124,17 @@ def collate(examples: Sequence[Example]) -> TaskBatch:
             dtype=torch.int64,
         ),
         torch.tensor([label for example in examples for label in example.labels], dtype=torch.int64),
+        _twins(examples) if len(examples[0].rows) > 1 else None,
     )
+
+
+def _twins(examples: Sequence[Example]) -> Tensor:
+    found = torch.zeros(len(examples), len(examples), dtype=torch.bool)
+    for side in range(len(examples[0].rows)):
+        numbers: dict[tuple[int, ...], int] = {}
+        same = torch.tensor([numbers.setdefault(example.rows[side], len(numbers)) for example in examples])
+        found |= same[:, None] == same
+    return found.fill_diagonal_(False)
 
 
 class FineTuner(LightningModule):
@@ -153,7 +169,8 @@ class FineTuner(LightningModule):
         """Mean loss of a batch, scalar."""
         hidden = self.hidden(batch)
         if self.head is None:
-            return in_batch_loss(pool(hidden, batch.lengths, self.settings.pooling), self.settings.temperature)
+            vectors = pool(hidden, batch.lengths, self.settings.pooling)
+            return in_batch_loss(vectors, self.settings.temperature, batch.twins)
         if len(batch.slots):
             return cross_entropy(self.head(hidden[batch.slots]).float(), batch.labels)
         return cross_entropy(self.head(pool(hidden, batch.lengths, self.settings.pooling)).float(), batch.labels)
@@ -164,9 +181,10 @@ class FineTuner(LightningModule):
 
     @override
     def transfer_batch_to_device(self, batch: TaskBatch, device: torch.device, dataloader_idx: int) -> TaskBatch:
-        return replace(
-            batch, **{name: value.to(device) for name, value in vars(batch).items() if isinstance(value, Tensor)}
-        )
+        moved: dict[str, Any] = {
+            name: value.to(device) for name, value in vars(batch).items() if isinstance(value, Tensor)
+        }
+        return replace(batch, **moved)
 
     @override
     def configure_optimizers(self) -> OptimizerLRScheduler:
@@ -184,18 +202,21 @@ class FineTuner(LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": LambdaLR(optimizer, factor), "interval": "step"}}
 
 
-def in_batch_loss(vectors: Tensor, temperature: float) -> Tensor:
+def in_batch_loss(vectors: Tensor, temperature: float, twins: Tensor | None = None) -> Tensor:
     """Cross-entropy of each query's own document among all documents of the batch, and the other way round.
 
     Args:
         vectors: of the queries, then of their documents in the same order, (2 N, D).
         temperature: that cosines are divided by.
+        twins: pairs that are no negatives, symmetric, bool (N, N); None for none. See `TaskBatch`.
 
     Returns:
         Scalar, nats. Source: van den Oord et al. (2018), arXiv:1807.03748.
     """
     queries, documents = normalize(vectors.float(), dim=1).chunk(2)
     scores = queries @ documents.T / temperature
+    if twins is not None:
+        scores = scores.masked_fill(twins, -torch.inf)
     own = torch.arange(len(scores), device=scores.device)
     return (cross_entropy(scores, own) + cross_entropy(scores.T, own)) / 2
 
@@ -222,7 +243,7 @@ def fine_tune(
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(seed)
         tuner = FineTuner(open_encoder(), num_classes, settings, steps).train()
-        loader = DataLoader(
+        loader: DataLoader[Example] = DataLoader(
             list(examples),  # type: ignore[arg-type]
             batch_size=settings.batch,
             shuffle=True,

@@ -17,7 +17,7 @@ import torch
 
 from lit_encoders.data.packs import best_fit
 from lit_encoders.data.tokens import affixes, encode, num_ids
-from lit_encoders.evaluation.scores import FloatArray, Scores
+from lit_encoders.evaluation.scores import Combine, FloatArray, Scores
 from lit_encoders.models.attention import PackLayout
 from lit_encoders.models.backbone import RowGroup
 from lit_encoders.modules.lit_encoder import LitEncoder
@@ -48,7 +48,7 @@ def sliding_windows(ids: Sequence[int], size: int, stride: int) -> Iterator[tupl
     Args:
         ids: of the document, special tokens included.
         size: longest window, at least 2.
-        stride: tokens that a window adds, in [1, size].
+        stride: tokens that a window adds, in [1, size - 1]: the first of them needs one before it.
 
     >>> list(sliding_windows(range(10), 6, 3))
     [(0, 6, 1), (3, 9, 6), (4, 10, 9)]
@@ -61,7 +61,7 @@ def sliding_windows(ids: Sequence[int], size: int, stride: int) -> Iterator[tupl
 
 
 def windows_of(module: LitEncoder, texts: Sequence[str], size: int, stride: int) -> list[Window]:
-    """Cut texts into windows: overlapping ones for CLM, one after the other for MLM."""
+    """Cut texts into windows: overlapping ones for CLM, one after the other for MLM; none of a text without tokens."""
     around = affixes(module.tokenizer)
     found = []
     for document, content in enumerate(encode(list(texts), module.tokenizer, num_ids(module.tokenizer))):
@@ -74,7 +74,42 @@ def windows_of(module: LitEncoder, texts: Sequence[str], size: int, stride: int)
             for start in range(0, max(len(content), 1), room):
                 ids = (*around.prefix, *content[start : start + room], *around.suffix)
                 found.append(Window(document, ids, 0))
-    return found
+    return [window for window in found if window.ids]
+
+
+def check_windows(
+    module: LitEncoder, sequence_length: int, stride: int | None, mask_ratio: float, key: str = ""
+) -> None:
+    """Refuse settings of `language_scores` that are out of their range for a model.
+
+    Args:
+        module, sequence_length, stride, mask_ratio: see `language_scores`.
+        key: before the settings' names in messages.
+
+    Raises:
+        ValueError: naming the setting.
+    """
+    if module.max_positions is not None and sequence_length > module.max_positions:
+        raise ValueError(
+            f"{key}sequence_length must be at most the {module.max_positions} positions of '{module.source}', "
+            f"got {sequence_length}"
+        )
+    around = affixes(module.tokenizer)
+    special = len(around.prefix) + len(around.suffix)
+    if sequence_length < max(2, special + 1):
+        raise ValueError(
+            f"{key}sequence_length must be at least 2 and above a text's {special} special tokens, "
+            f"got {sequence_length}"
+        )
+    if stride is not None and not 1 <= stride < sequence_length:
+        raise ValueError(f"{key}stride must be in [1, {sequence_length - 1}], got {stride}")
+    if not 0 < mask_ratio <= 1:
+        raise ValueError(f"{key}mask_ratio must be in (0, 1], got {mask_ratio}")
+
+
+def default_stride(sequence_length: int) -> int:
+    """Half of a window: a token is predicted from that many at least, but at a document's beginning."""
+    return max(1, sequence_length // 2)
 
 
 @torch.no_grad()
@@ -93,29 +128,22 @@ def language_scores(
         module: of the model.
         texts: documents; each is an item.
         sequence_length: longest window in tokens, special ones included.
-        stride: of CLM's windows, in [1, sequence_length]; half of a window if not given.
+        stride: of CLM's windows, in [1, sequence_length - 1]; half of a window if not given.
         mask_ratio: of MLM, in (0, 1]; targets are replaced by the mask token, all of them.
         slots: tokens read at once.
 
     Returns:
-        Metrics ``perplexity``, ``loss`` (nats per target) and ``bits_per_byte`` (of UTF-8), all token-weighted.
+        Metrics ``perplexity``, ``loss`` (nats per target) and ``bits_per_byte`` (of UTF-8), all token-weighted; an
+        item's points are its bits per byte, with a minus.
 
     Raises:
         ValueError: a setting is out of its range, or nothing can be predicted.
     """
-    stride = stride or max(1, sequence_length // 2)
-    if module.max_positions is not None and sequence_length > module.max_positions:
-        raise ValueError(f"sequence_length must be at most the model's {module.max_positions}, got {sequence_length}")
-    if not 1 <= stride <= sequence_length:
-        raise ValueError(f"stride must be in [1, {sequence_length}], got {stride}")
-    if not 0 < mask_ratio <= 1:
-        raise ValueError(f"mask_ratio must be in (0, 1], got {mask_ratio}")
-    if sequence_length < 4:
-        raise ValueError(f"sequence_length must be at least 4, got {sequence_length}")
+    check_windows(module, sequence_length, stride, mask_ratio)
     module.configure_model()
     assert module.backbone is not None
     causal = module.objective == "clm"
-    windows = windows_of(module, texts, sequence_length, stride)
+    windows = windows_of(module, texts, sequence_length, stride or default_stride(sequence_length))
     sums: FloatArray = np.zeros((len(texts), 3))
     device = next(module.backbone.parameters()).device
     was_training = module.backbone.training
@@ -198,5 +226,10 @@ def _as_scores(sums: FloatArray, texts: Sequence[str], tokens: FloatArray) -> Sc
     def bits_per_byte(total: FloatArray) -> FloatArray:
         return loss(total) * total[..., 3] / np.maximum(total[..., 2], 1) / math.log(2)
 
-    metrics = {"perplexity": lambda total: np.exp(loss(total)), "loss": loss, "bits_per_byte": bits_per_byte}
-    return Scores(counts, metrics, -loss(sums), frozenset(metrics))
+    def perplexity(total: FloatArray) -> FloatArray:
+        value: FloatArray = np.exp(loss(total))
+        return value
+
+    metrics: dict[str, Combine] = {"perplexity": perplexity, "loss": loss, "bits_per_byte": bits_per_byte}
+    # By the byte: tokens of two models may be other ones.
+    return Scores(counts, metrics, -bits_per_byte(counts), frozenset(metrics))

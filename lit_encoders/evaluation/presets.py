@@ -14,9 +14,12 @@ from lit_encoders.data import example_readers as readers
 from lit_encoders.data.examples import find_example
 from lit_encoders.data.ontology import branches, read_obo_terms
 from lit_encoders.data.sources import in_split
+from lit_encoders.evaluation.classification import Classification
 from lit_encoders.evaluation.finetuning import FineTuning
 from lit_encoders.evaluation.items import Collection, LabelledText, Query, TaggedWords
-from lit_encoders.evaluation.tasks import Classification, Retrieval, Tagging, Task
+from lit_encoders.evaluation.retrieval import Retrieval
+from lit_encoders.evaluation.tagging_task import Tagging
+from lit_encoders.evaluation.task_base import Task
 
 Item = TypeVar("Item")
 HELD_OUT = 0.1
@@ -41,7 +44,7 @@ def hpo_branches() -> tuple[list[LabelledText], list[LabelledText]]:
 
 
 def hpo_synonyms() -> tuple[Collection | None, Collection]:
-    """A synonym of a phenotype as query, all definitions of its side as documents."""
+    """A synonym of a phenotype as query, the definitions of its side that have one as documents."""
     pairs = [
         (synonym, term.definition)
         for term in read_obo_terms(find_example("hpo")[1])
@@ -116,7 +119,7 @@ def _collections(pairs: Iterable[tuple[str, str]]) -> tuple[Collection, Collecti
     made = []
     for side in sides:
         numbers: dict[str, str] = {}
-        queries = []
+        queries: list[Query] = []
         for query, document in side:
             number = numbers.setdefault(document, f"d{len(numbers)}")
             queries.append(Query(f"q{len(queries)}", query, {number: 1.0}))

@@ -28,7 +28,8 @@ def top_documents(
     left_out: Sequence[int] | None = None,
     block: int = 1024,
 ) -> list[list[int]]:
-    """The documents that are closest to each query by cosine, the closest first; of equals the wanted ones come last.
+    """The documents that are closest to each query by cosine, the closest first; of equals the wanted ones come last,
+    the best of them at the very end.
 
     So a model that embeds all texts alike, or as what is no number, finds nothing.
 
@@ -36,7 +37,7 @@ def top_documents(
         queries: vectors, (Q, D).
         documents: vectors, (N, D).
         count: how many for each.
-        relevant: for each query the documents that answer it.
+        relevant: for each query the documents that answer it, the best last.
         left_out: for each query a document that is not ranked, or -1; None ranks all.
         block: queries compared at once.
 
@@ -50,7 +51,9 @@ def top_documents(
         cosines = normalize(queries[start : start + block].double(), dim=1) @ documents.T
         scores = (cosines * _STEPS).round().nan_to_num(nan=-2 * _STEPS)
         for row, wanted in enumerate(relevant[start : start + block]):
-            scores[row, list(wanted)] -= 0.5
+            # Below the other equals, and above all that are further: those are a whole step away.
+            shares = torch.linspace(0.25, 0.75, len(wanted), dtype=torch.float64, device=scores.device)
+            scores[row, list(wanted)] -= shares
             if left_out is not None and left_out[start + row] >= 0:
                 scores[row, left_out[start + row]] = -torch.inf
         order = scores.argsort(dim=1, descending=True, stable=True)[:, : count + 1].tolist()
@@ -95,7 +98,10 @@ def ranking_scores(
     ids = list(collection.documents)
     numbers = {name: place for place, name in enumerate(ids)}
     own = [numbers.get(query.id, -1) for query in collection.queries] if drop_self_matches else None
-    wanted = [[numbers[name] for name in query.relevant] for query in collection.queries]
+    wanted = [
+        [numbers[name] for name, _ in sorted(query.relevant.items(), key=lambda judged: judged[1])]
+        for query in collection.queries
+    ]
     top = top_documents(queries, documents, cutoff, wanted, own)
     values: FloatArray = np.array(
         [

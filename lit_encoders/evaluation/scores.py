@@ -65,12 +65,24 @@ def f1(hits: FloatArray, wrong: FloatArray, missed: FloatArray) -> FloatArray:
     return np.divide(2 * hits, total, out=np.full_like(total, np.nan), where=total > 0)
 
 
+def mean_of_known(values: FloatArray) -> FloatArray:
+    """Mean over the last axis of what is no NaN, 0 where all is: macro F1 leaves out classes that are nowhere.
+
+    >>> mean_of_known(np.array([[0.5, np.nan], [np.nan, np.nan]])).tolist()
+    [0.5, 0.0]
+    """
+    known = ~np.isnan(values)
+    total: FloatArray = np.where(known, values, 0).sum(-1)
+    mean: FloatArray = total / np.maximum(known.sum(-1), 1)
+    return mean
+
+
 def class_scores(gold: Sequence[str], predicted: Sequence[str], classes: Sequence[str]) -> Scores:
     """Accuracy, macro F1 (over classes that are there or were predicted) and F1 of each class.
 
     Args:
         gold: class of each item.
-        predicted: what the model says of it.
+        predicted: what the model says of it; what is no class is missed, and wrong for no class.
         classes: all that may stand there.
 
     >>> scores = class_scores(["a", "b", "b"], ["a", "b", "a"], ["a", "b"])
@@ -78,24 +90,24 @@ def class_scores(gold: Sequence[str], predicted: Sequence[str], classes: Sequenc
     [0.667, 0.667, 0.667, 0.667]
     """
     numbers = {name: place for place, name in enumerate(classes)}
-    truth, said = (np.array([numbers[name] for name in names], dtype=np.int64) for names in (gold, predicted))
+    truth = np.array([numbers[name] for name in gold], dtype=np.int64)
+    said = np.array([numbers.get(name, -1) for name in predicted], dtype=np.int64)
     size, items = len(classes), np.arange(len(truth))
     correct = truth == said
+    wrong = ~correct & (said >= 0)
     counts = np.zeros((len(truth), 3 * size + 2))
     counts[items[correct], truth[correct]] = 1
-    counts[items[~correct], size + said[~correct]] = 1
+    counts[items[wrong], size + said[wrong]] = 1
     counts[items[~correct], 2 * size + truth[~correct]] = 1
     counts[:, -2], counts[:, -1] = correct, 1
 
     def per_class(sums: FloatArray) -> FloatArray:
         return f1(sums[..., :size], sums[..., size : 2 * size], sums[..., 2 * size : 3 * size])
 
-    def macro(sums: FloatArray) -> FloatArray:
-        values = per_class(sums)
-        known = ~np.isnan(values)
-        return np.where(known, values, 0).sum(-1) / np.maximum(known.sum(-1), 1)
-
-    metrics: dict[str, Combine] = {"accuracy": column_ratio(3 * size, 3 * size + 1), "macro_f1": macro}
+    metrics: dict[str, Combine] = {
+        "accuracy": column_ratio(3 * size, 3 * size + 1),
+        "macro_f1": lambda sums: mean_of_known(per_class(sums)),
+    }
     for name, place in numbers.items():
         metrics[f"f1/{name}"] = lambda sums, place=place: np.nan_to_num(per_class(sums)[..., place])  # type: ignore[misc]
     return Scores(counts, metrics, correct.astype(np.float64))

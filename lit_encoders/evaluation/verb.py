@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
@@ -33,7 +34,7 @@ def evaluate_verb(
     tasks: list[str],
     output: Path | None = None,
     seeds: str = "0,1,2",
-    compare: bool | None = True,
+    compare: bool | None = None,
 ) -> str:
     """Evaluate models on tasks: figures with intervals, and who won which items.
 
@@ -42,7 +43,8 @@ def evaluate_verb(
         tasks: files of tasks, or names of presets.
         output: JSON file to make; without it only the table is printed.
         seeds: of fine-tuning, such as 0,1,2.
-        compare: whether each further model is compared with the first, item by item; needs 200 test items.
+        compare: whether each further model is compared with the first, item by item, which needs 200 test items; it is
+            if not said otherwise.
 
     Raises:
         ValueError: a task, a model or a file cannot be used; before anything is trained.
@@ -54,10 +56,8 @@ def evaluate_verb(
     numbers = _seeds(seeds)
     chosen = read_tasks(tasks)
     names, milestones = _models(model)
-    for name in names:
-        _check_model(name)
-    pairs = _pairs(len(names), milestones) if compare else []
-    results = evaluate_models(names, chosen, numbers, pairs, _say)
+    pairs = [] if compare is False else _pairs(len(names), milestones)
+    results = evaluate_models(names, chosen, numbers, pairs, _say, lambda: _make_place(output))
     if output is not None:
         _write(output, names, milestones, numbers, results)
     text = "\n\n".join(_section(result, names, milestones) for result in results)
@@ -91,9 +91,27 @@ def read_tasks(names: Sequence[str]) -> list[Task]:
     return found
 
 
+class _Loader(yaml.SafeLoader):
+    """Reads 5e-5 as the number that it is, and refuses a name that stands twice, of which YAML takes the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        names = [key.value for key, _ in node.value]
+        twice = next((name for place, name in enumerate(names) if name in names[:place]), None)
+        if twice is not None:
+            raise ValueError(f"tasks must name each thing once, got {twice!r} twice in '{self.name}'")
+        found: dict[Any, Any] = super().construct_mapping(node, deep)
+        return found
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
+)
+
+
 def _tasks_of_file(path: Path) -> list[Task]:
     try:
-        given = yaml.safe_load(path.read_text(encoding="utf-8"))
+        with path.open(encoding="utf-8") as file:
+            given = yaml.load(file, _Loader)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"tasks must be YAML, got '{path}' ({' '.join(str(error).split())})") from None
     if not isinstance(given, dict) or not given:
@@ -102,7 +120,7 @@ def _tasks_of_file(path: Path) -> list[Task]:
     for name, settings in given.items():
         if isinstance(settings, dict) and "preset" in settings:
             preset = settings["preset"]
-            if preset not in PRESETS:
+            if not isinstance(preset, str) or preset not in PRESETS:
                 raise ValueError(f"tasks.{name}.preset must be one of {', '.join(PRESETS)}, got {preset!r}")
             rest = {key: value for key, value in settings.items() if key != "preset"}
             found.append(override(PRESETS[preset], str(name), rest))
@@ -124,6 +142,8 @@ def _seeds(text: str) -> list[int]:
         numbers = [int(part) for part in str(text).split(",")]
     except ValueError:
         raise ValueError(f"seeds must be whole numbers with commas, got {text!r}") from None
+    if not all(0 <= number < 2**32 for number in numbers):
+        raise ValueError(f"seeds must be from 0 to {2**32 - 1}, got {text!r}")
     if len(set(numbers)) != len(numbers):
         raise ValueError(f"seeds must differ, got {text!r}")
     return numbers
@@ -143,14 +163,6 @@ def _models(given: Sequence[str]) -> tuple[list[str], list[Milestone]]:
     if not milestones:
         raise ValueError(f"model must be a run with exports in export/, got none in '{runs[0]}'")
     return [str(milestone.folder) for milestone in milestones], milestones
-
-
-def _check_model(name: str) -> None:
-    """Refuse what is no model, or has no tokenizer, before any item is read."""
-    from lit_encoders.modules.open_module import open_module
-
-    module = open_module(name)
-    _ = module.tokenizer
 
 
 def _pairs(count: int, milestones: Sequence[Milestone]) -> list[tuple[int, int]]:
@@ -209,6 +221,15 @@ def _show(figure: Figure) -> str:
     return show_value(figure.interval) if figure.seeded else f"{figure.values[0]:.3f}"
 
 
+def _make_place(output: Path | None) -> None:
+    """Make the output's folder, before hours of work would have nowhere to go."""
+    try:
+        if output is not None:
+            output.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"output must be in a folder that can be made, got '{output}' ({error.strerror})") from error
+
+
 def _write(
     output: Path,
     names: Sequence[str],
@@ -223,7 +244,6 @@ def _write(
         "versions": {name: version(name) for name in ("lit_encoders", "torch", "transformers", "lightning")},
         "tasks": {result.task.name: result.plain(names) for result in results},
     }
-    output.parent.mkdir(parents=True, exist_ok=True)
     beside = output.with_name(f".{output.name}")
     beside.write_text(json.dumps(whole, indent=2) + "\n", encoding="utf-8")
     os.replace(beside, output)

@@ -27,7 +27,7 @@ from lit_encoders.modules.pack_targets import masked_targets
 from lit_encoders.modules.settings import check_choice, check_masking, check_optimizer, check_stream_settings
 from lit_encoders.modules.source_records import source_counts, source_records, source_terms
 from lit_encoders.modules.stream_loss import StepTargets, StreamDealer, groups_by_term, loss_terms
-from lit_encoders.modules.stream_records import count_names, stream_counts, stream_records
+from lit_encoders.modules.stream_records import count_names, loss_names, stream_counts, stream_records
 from lit_encoders.modules.token_mean import Loss as Loss
 from lit_encoders.objectives import Objective
 from lit_encoders.objectives.causal import clm_targets
@@ -445,11 +445,16 @@ class LitEncoder(BackboneModule):
     def records(self) -> dict[str, Any]:
         """What a reproduction has to record of streams and sources, over all ranks; every rank has to ask.
 
-        Of streams documents, targets and the aggregation's name, of the sources of a mixture their tokens.
+        Of streams documents, targets, mean losses and the aggregation's name, of the sources of a mixture their tokens.
         """
-        totals = self._counted_by_all(self._counted_names)
-        of_streams = stream_records(self.streams, self.aggregation, totals) if self.streams else {}
+        totals, sums = self._counted_by_all(self._counted_names), self._summed_by_all()
+        of_streams = stream_records(self.streams, self.aggregation, totals, sums) if self.streams else {}
         return {**of_streams, **source_records(self._sources, totals)}
+
+    @property
+    @override
+    def summed_names(self) -> list[str]:
+        return loss_names(self.streams, self.distils)
 
     @property
     def _counted_names(self) -> list[str]:
@@ -464,6 +469,7 @@ class LitEncoder(BackboneModule):
         checkpoint["lit_encoders"] = {
             **self._identity(),
             "counted": self._counted_by_all(self._counted_names),
+            "summed": self._summed_by_all(),
             **self.facts(),
         }
 
@@ -478,3 +484,5 @@ class LitEncoder(BackboneModule):
         # The file holds the sum over all ranks: one of them goes on from it.
         first = self._trainer is None or self.global_rank == 0
         self.counted = Counter(checkpoint["lit_encoders"].get("counted", {}) if first else {})
+        sums = checkpoint["lit_encoders"].get("summed", {}) if first else {}
+        self.summed = {name: torch.tensor(nats, dtype=torch.float64) for name, nats in sums.items()}

@@ -82,6 +82,8 @@ class TokenMeanModule(LightningModule):
         self._window = _Window()
         # What this rank has counted so far, by name.
         self.counted: Counter[str] = Counter()
+        # And the nats of the losses that are summed up over the run, float64 scalars on the device, by name.
+        self.summed: dict[str, Tensor] = {}
 
     @property
     def tokens(self) -> int:
@@ -100,6 +102,21 @@ class TokenMeanModule(LightningModule):
     def step_metrics(self) -> dict[str, float]:
         """More figures to log with each optimizer step; none, unless overridden."""
         return {}
+
+    @property
+    def summed_names(self) -> Sequence[str]:
+        """Losses whose sums over the whole run are kept, in the same order on every rank; none, unless overridden."""
+        return ()
+
+    def _summed_by_all(self) -> dict[str, float]:
+        """Nats of these losses so far, over all ranks; every rank has to ask."""
+        names = self.summed_names
+        sums = torch.zeros(len(names), dtype=torch.float64, device=self.device)
+        for place, name in enumerate(names):
+            sums[place] = self.summed.get(name, 0.0)
+        if names and self.trainer.world_size > 1:
+            sums = sum_over_ranks(sums)
+        return dict(zip(names, sums.tolist(), strict=True))
 
     def _counted_by_all(self, names: Sequence[str]) -> dict[str, int]:
         """What all ranks have counted so far under these names; every rank has to ask."""
@@ -178,6 +195,10 @@ class TokenMeanModule(LightningModule):
         """Log what the micro-batches of a step added up to, over all ranks, and start anew."""
         window, self._window = self._window, _Window()
         self.counted.update(window.counts)
+        for name in self.summed_names:
+            if name in window.terms:
+                total = window.terms[name][0].detach().double()
+                self.summed[name] = total + self.summed.get(name, 0.0)
         logs = self.trainer.global_step % self.trainer.log_every_n_steps == 0  # type: ignore[attr-defined]
         if self.trainer.world_size > 1 and not logs:
             return  # Reducing over ranks what nobody would see costs time.

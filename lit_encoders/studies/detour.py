@@ -17,10 +17,11 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from lit_encoders.analysis.cka import LEAST_TEXTS
 from lit_encoders.data.examples import find_example, model_source
 from lit_encoders.data.ontology import Term, read_obo_terms
 from lit_encoders.studies.detour_report import DETOUR, TRANSPLANTS, TWIN, Arm, Measured, Results, arms, write_report
-from lit_encoders.studies.results import Run, claim_folder, run_all, versions, write_json
+from lit_encoders.studies.results import RESULT, Run, claim_folder, result_in, run_all, versions, write_json
 from lit_encoders.studies.runs import measure, precision, quiet, train
 from lit_encoders.studies.term_tasks import TermItem, TermSplit, measure_terms, split_terms
 
@@ -48,11 +49,11 @@ class DetourSettings:
         warmup_steps: of phase 1.
         twin_mask_ratio: of the twin's phase 1.
         decay_mask_ratio: of every decay.
-        decay_share: length of the decay of the main comparison, as a share of phase 1.
-        decay_shares: further lengths that both arms go on with.
+        decay_share: length of the decay of the main comparison, as a share of phase 1; at least a step.
+        decay_shares: further lengths that both arms go on with; 0 is none.
         final_share: share of the learning rate at the decay's end.
         seeds: of the order of documents, the masks and dropout, for the main comparison.
-        few_seeds: those of them that the interventions, other decays and transplants are made for.
+        few_seeds: the first of them, that the interventions, other decays and transplants are made for.
         low: layers held still in the detour, or in the decay.
         mid: layers held still in the detour.
         high: layers moved by a transplant, as those two are.
@@ -60,7 +61,7 @@ class DetourSettings:
         head_learning_rate: of these.
         fit_terms: terms that probes are fitted on.
         test_terms: terms held out.
-        cka_texts: held-out definitions that the models are compared on, layer by layer.
+        cka_texts: held-out definitions that the models are compared on, layer by layer; at most ``test_terms``.
     """
 
     base: str = "example:minilm"
@@ -101,6 +102,35 @@ def shortened(settings: DetourSettings) -> DetourSettings:
         test_terms=100,
         cka_texts=50,
     )
+
+
+def check_settings(settings: DetourSettings) -> None:
+    """Refuse what would fail, or mislead, only once the runs are made.
+
+    Raises:
+        ValueError: a number is out of its range.
+    """
+    seeds, few, shares = settings.seeds, settings.few_seeds, settings.decay_shares
+    if not seeds or len(set(seeds)) < len(seeds):
+        raise ValueError(f"seeds must be at least one, each once, got {seeds}")
+    # Rows of few seeds are compared with the first seeds of the others.
+    if not few or few != seeds[: len(few)]:
+        raise ValueError(f"few_seeds must be the first of the seeds {seeds}, at least one, got {few}")
+    if settings.decay_share in shares:
+        raise ValueError(f"decay_shares must leave out decay_share {settings.decay_share}, got {shares}")
+    lengths = {share: round(share * settings.steps) for share in (settings.decay_share, *shares)}
+    if lengths[settings.decay_share] < 1:
+        raise ValueError(
+            f"decay_share must give at least one step beside {settings.steps} of phase 1, got {settings.decay_share}"
+        )
+    if any(share and steps < 1 for share, steps in lengths.items()):
+        raise ValueError(
+            f"decay_shares must be 0 or give at least one step beside {settings.steps} of phase 1, got {shares}"
+        )
+    if not LEAST_TEXTS <= settings.cka_texts <= settings.test_terms:
+        raise ValueError(
+            f"cka_texts must be from {LEAST_TEXTS} to the {settings.test_terms} test_terms, got {settings.cka_texts}"
+        )
 
 
 def example_terms() -> list[Term]:
@@ -204,7 +234,8 @@ class _Study:
         plan = phases(arm, self.settings.decay_share, self.settings)
         self._train(folder, str(self.base), plan, self._frozen(arm), seed, keep_phases=True)
         seconds = perf_counter() - began
-        (folder / "checkpoints" / "decay.ckpt").unlink()
+        for file in (folder / "checkpoints").glob("decay.*"):  # Its weights are the export's.
+            file.unlink()
         measured = self.measure(folder / "export", folder / "features.safetensors")
         return {"measured": measured, "training_seconds": round(seconds, 1)}
 
@@ -216,7 +247,8 @@ class _Study:
             from lit_encoders.weights.export import export_verb
 
             with quiet():
-                export_verb(checkpoint, folder / "export")
+                # The study's folder may have been moved since the checkpoint was written.
+                export_verb(checkpoint, folder / "export", tokenizer=str(self.base))
         else:
             self._train(folder, str(self.base), plan, self._frozen(arm), seed, fork=checkpoint)
         return self._measured_and_gone(folder, keep_models)
@@ -288,37 +320,35 @@ class _Study:
 
     def run_all(self, jobs: int, keep_models: bool, say: Callable[[str], None]) -> Results:
         """Figures of all runs, made now unless they are there."""
-        settings = self.settings
+        settings, few = self.settings, self.settings.few_seeds
         main: dict[Path, Run] = {
             self.place(seed, arm.name): partial(self.train_arm, arm, seed)
             for arm in arms()
             if arm.name == arm.source
-            for seed in (settings.few_seeds if arm.frozen else settings.seeds)
+            for seed in (few if arm.frozen else settings.seeds)
         }
+        others = [(arm.name, arm, settings.decay_share) for arm in arms() if arm.name != arm.source]
+        others += [(decay_name(arm, share), arm, share) for arm in (TWIN, DETOUR) for share in settings.decay_shares]
         forks: dict[Path, Run] = {
-            self.place(seed, arm.name): partial(self.fork_arm, arm, settings.decay_share, seed, keep_models)
-            for arm in arms()
-            if arm.name != arm.source
-            for seed in settings.few_seeds
-        }
-        forks |= {
-            self.place(seed, decay_name(arm, share)): partial(self.fork_arm, arm, share, seed, keep_models)
-            for arm in (TWIN, DETOUR)
-            for share in settings.decay_shares
-            for seed in settings.few_seeds
+            self.place(seed, name): partial(self.fork_arm, arm, share, seed, keep_models)
+            for name, arm, share in others
+            for seed in few
         }
         moved: dict[Path, Run] = {
             self.place(seed, f"transplant-{name}"): partial(
                 self.transplant, getattr(settings, layers, layers), part, seed, keep_models
             )
             for name, (layers, part) in TRANSPLANTS.items()
-            for seed in settings.few_seeds
+            for seed in few
         }
+        needs = {self.place(seed, name): [self.place(seed, arm.source)] for name, arm, _ in others for seed in few}
+        needs |= {folder: [folder.with_name(arm.name) for arm in (TWIN, DETOUR)] for folder in moved}
+        _make_again(needs)
         results: dict[Path, dict[str, Any]] = {}
         for stage in (main, forks, moved, {self.output / "views": self.compare_views}):
             results |= run_all(stage, jobs, say)
         if not keep_models:
-            for folder in main:
+            for folder in (*main, *forks, *moved):
                 for name in ("checkpoints", "export"):
                     shutil.rmtree(folder / name, ignore_errors=True)
         return self._gather(results)
@@ -342,6 +372,21 @@ class _Study:
             for arm in (TWIN, DETOUR)
         }
         return Results(rows, decays, results[self.output / "views"]["distances"], seconds)
+
+
+def _make_again(needs: Mapping[Path, Sequence[Path]]) -> None:
+    """Let runs be made once more whose models are gone since the study ended, where a run that needs them is missing.
+
+    Args:
+        needs: folder of a run -> folders of those whose models it begins with.
+    """
+    for folder, sources in needs.items():
+        if result_in(folder) is not None:
+            continue
+        for source in sources:
+            models = (source / "checkpoints" / "first.ckpt", source / "export" / "config.json")
+            if not all(model.is_file() for model in models):
+                (source / RESULT).unlink(missing_ok=True)
 
 
 def decay_name(arm: Arm, share: float) -> str:
@@ -381,10 +426,7 @@ def run_detour(
     """
     if jobs < 1:
         raise ValueError(f"jobs must be at least 1, got {jobs}")
-    if not set(settings.few_seeds) <= set(settings.seeds):
-        raise ValueError(f"few_seeds must be among the seeds {settings.seeds}, got {settings.few_seeds}")
-    if settings.decay_share in settings.decay_shares:
-        raise ValueError(f"decay_shares must leave out decay_share {settings.decay_share}, got {settings.decay_shares}")
+    check_settings(settings)
     facts = {**asdict(settings), "precision": precision(), "versions": versions()}
     claim_folder(output, facts)
     study = _Study(output, settings)

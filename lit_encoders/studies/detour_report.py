@@ -5,12 +5,13 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from lit_encoders.analysis.cka import known
 from lit_encoders.evaluation.statistics import Interval, t_interval
 from lit_encoders.evaluation.tables import markdown, plain_interval, show_difference, show_value
 from lit_encoders.objectives import Objective
@@ -111,6 +112,15 @@ def difference(ours: Sequence[Measured], theirs: Sequence[Measured], column: str
     return t_interval([one[column] - other[column] for one, other in pairs])
 
 
+def count_seeds(seeds: Sequence[object]) -> str:
+    """How many there are, in words.
+
+    >>> count_seeds((3,)), count_seeds((3, 4))
+    ('1 seed', '2 seeds')
+    """
+    return f"{len(seeds)} seed" + ("" if len(seeds) == 1 else "s")
+
+
 def compared(results: Results) -> list[tuple[str, str]]:
     """Pairs of rows that are compared."""
     pairs = [("detour", "twin")]
@@ -124,7 +134,7 @@ def value_table(base: Measured, results: Results, names: Mapping[str, str]) -> s
     rows = [["base", *(f"{base[column]:.3f}" for column in COLUMNS)]]
     rows += [
         [
-            f"{names[arm.name]}, {len(results.rows[arm.name])} seeds",
+            f"{names[arm.name]}, {count_seeds(results.rows[arm.name])}",
             *(show_value(t_interval([seed[column] for seed in results.rows[arm.name]])) for column in COLUMNS),
         ]
         for arm in arms()
@@ -165,22 +175,24 @@ def distance_table(results: Results) -> str:
         cells = []
         for form in SHOWN_FORMS:
             items = by_place[layer, form]
-            distance = fmean(item["distance"] for item in items)
-            cells.append(f"{distance:.4f}")
-            controls = [item["control"] for item in items if item["control"] is not None]
-            if controls:
-                control = fmean(controls)
-                cells += [f"{control:.4f}", f"{distance / control:.2f}" if control > 0 else "-"]
-            else:
-                cells += ["-", "-"]
+            distance, control = (mean_known(item[kind] for item in items) for kind in ("distance", "control"))
+            cells += ["-" if value is None else f"{value:z.4f}" for value in (distance, control)]
+            ratio = None if distance is None or control is None or control <= 0 else distance / control
+            cells.append("-" if ratio is None else f"{ratio:z.2f}")
         rows.append([str(layer), *cells])
     return markdown(
         ["layer", *(f"{form}: {what}" for form in SHOWN_FORMS for what in ("1 - CKA", "seeds", "ratio"))], rows
     )
 
 
-def verdict(results: Results, names: Mapping[str, str]) -> str:
-    """Sentences on the main comparison, on its power, and on how much of it a transplant brings."""
+def mean_known(values: Iterable[float | None]) -> float | None:
+    """The mean of those that are a number; None where none is."""
+    found = [value for value in map(known, values) if value is not None]
+    return fmean(found) if found else None
+
+
+def verdict(results: Results) -> str:
+    """Sentences on the main comparison, on its power, and on how many of all differences would show by chance."""
     found = {task: difference(results.rows["detour"], results.rows["twin"], task) for task in TASKS}
     if any(math.isinf(interval.half_width) for interval in found.values()):
         return "One seed gives no intervals: nothing can be said."
@@ -195,13 +207,14 @@ def verdict(results: Results, names: Mapping[str, str]) -> str:
                 f"In {task} the detour cannot be told from its twin: a difference below {interval.half_width:.3f} "
                 "would not show."
             )
-    cells = [
+    every = [
         difference(results.rows[row], results.rows[other], task) for row, other in compared(results) for task in TASKS
     ]
-    beyond = sum(cell.differs for cell in cells if not math.isinf(cell.half_width))
+    # One seed has no interval that could leave out anything.
+    cells = [cell for cell in every if not math.isinf(cell.half_width)]
     said.append(
-        f"Of all {len(cells)} differences in the two tasks {beyond} leave out 0; by chance alone about one in twenty "
-        "does."
+        f"Of all {len(cells)} intervals of differences in the two tasks {sum(cell.differs for cell in cells)} leave "
+        "out 0; by chance alone about one in twenty does."
     )
     return " ".join(said)
 
@@ -224,9 +237,9 @@ NOT_SETTLED = """\
 - The base is a sentence encoder, tuned for embeddings; every kind of pretraining costs it some of that first. The paper
   begins with encoders as pretraining left them, with their own MLM head.
 - Nothing is fine-tuned: linear probes on resting encoders say what the embeddings have at hand. The paper fine-tunes.
-- Equal tokens are not equal compute here: CLM predicts every token, MLM {twin:g} % of them; a step of phase 1 took
-  {ratio:.2f} times as long with CLM.
-- One text, one split, one base, one learning rate for both arms; the intervals are over {seeds} seeds ({few} for
+- Equal tokens are not equal compute here: CLM predicts every token, MLM {twin:g} % of them; a run of the detour, its
+  decay included, took {ratio:.2f} times as long as one of its twin.
+- One text, one split, one base, one learning rate for both arms; the intervals are over {seeds} ({few} for
   interventions, decays and transplants) and hold for these alone.
 - Controls of neighbouring seeds share twins, so that the CKA control's spread is not one of independent pairs.
 - A transplant puts layers beside others that they were not trained with; what is lost so is in its figure too."""
@@ -254,7 +267,9 @@ def view_picture(results: Results) -> Figure:
                 if item[kind] is not None:
                     by_place.setdefault((item["form"], item["layer"]), []).append(item[kind])
         for form, layer in sorted(by_place):
-            rows.setdefault(f"{form}: {title}", []).append(fmean(by_place[form, layer]))
+            mean = mean_known(by_place[form, layer])
+            # Left white.
+            rows.setdefault(f"{form}: {title}", []).append(math.nan if mean is None else mean)
     columns = [str(layer) for layer in range(max(map(len, rows.values())))]
     return heat_map(list(rows.values()), list(rows), columns, "distance 1 - CKA, by layer")
 
@@ -276,7 +291,7 @@ def report(base: Measured, results: Results, facts: Mapping[str, Any], command: 
         [
             value_table(base, results, names),
             difference_table(results, names, [*main, *interventions]),
-            verdict(results, names),
+            verdict(results),
         ]
     )
     seconds = {arm: fmean(every) for arm, every in results.seconds.items()}
@@ -296,7 +311,7 @@ def report(base: Measured, results: Results, facts: Mapping[str, Any], command: 
         tokens=facts["steps"] * facts["slots"],
         twin=100 * facts["twin_mask_ratio"],
         ratio=seconds["detour"] / seconds["twin"],
-        seeds=len(facts["seeds"]),
+        seeds=count_seeds(facts["seeds"]),
         few=len(facts["few_seeds"]),
     )
     settings = {key: value for key, value in facts.items() if key not in ("versions", "text")}
@@ -364,8 +379,13 @@ def write_report(output: Path, base: Measured, results: Results, facts: Mapping[
         for column in COLUMNS
         for interval in [difference(results.rows[row], results.rows[other], column)]
     ]
-    measured = {"base": dict(base), "rows": dict(results.rows), "differences": cells, "distances": results.distances}
-    write_json(output / "results.json", {"settings": dict(facts), **measured})
+    distances = [
+        [{**item, **{kind: known(item[kind]) for kind in ("distance", "control")}} for item in items]
+        for items in results.distances
+    ]
+    measured = {"base": dict(base), "rows": dict(results.rows), "decays": dict(results.decays)}
+    more = {"differences": cells, "distances": distances}
+    write_json(output / "results.json", {"settings": dict(facts), **measured, **more})
     for name, figure in (("decays.png", picture(results)), ("views.png", view_picture(results))):
         beside = output / f".{name}"
         figure.savefig(beside, dpi=150, bbox_inches="tight", format="png")

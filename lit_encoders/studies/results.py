@@ -81,7 +81,8 @@ def run_all(runs: Mapping[Path, Run], jobs: int, say: Callable[[str], None]) -> 
 
     Args:
         runs: what to do in each folder; it has to survive a trip to another process.
-        jobs: runs at once, each in a process with one thread; 1 runs them here, with as many threads as there are.
+        jobs: runs at once, each in a process with one thread; 1 runs them here, with as many threads as there are, and
+            so is a run that stands alone.
         say: told of each run that ends.
     """
     results = {folder: found for folder in runs if (found := result_in(folder)) is not None}
@@ -91,7 +92,9 @@ def run_all(runs: Mapping[Path, Run], jobs: int, say: Callable[[str], None]) -> 
         results[folder] = result
         say(f"{len(results)} of {len(runs)}: {folder}")
 
-    if jobs == 1 or len(missing) < 2:
+    # By all runs, not by those that are left: one thread rounds otherwise than several, and what is interrupted has to
+    # come out as it would have.
+    if jobs == 1 or len(runs) < 2 or not missing:
         for folder in missing:
             take(folder, run_once(folder, runs[folder]))
         return results

@@ -111,7 +111,8 @@ def test_distances_with_their_control() -> None:
     for item in found:
         assert item.distance == pytest.approx(1 - linear_cka(one[item.layer], other[item.layer]))
         assert item.control == pytest.approx(1 - linear_cka(control[item.layer], other[item.layer]))
-        assert item.ratio == pytest.approx(item.distance / item.control) and item.ratio > 5
+        assert item.ratio == pytest.approx(item.distance / item.control)
+        assert item.ratio > 5
     assert layer_distances(one, other, None, ["plain"])[0].ratio is None
 
 

@@ -195,6 +195,78 @@ def test_model_is_no_text(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
         read("example:minilm")
 
 
+# Records
+
+
+@pytest.fixture(params=["a.csv", "a.tsv", "a.jsonl", "a.jsonl.gz", "a.parquet", "saved"])
+def table(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Two records of three columns, one of them blank, in every form that has columns."""
+    rows = [{"text": "one, two", "label": "a", "part": ""}, {"text": "three", "label": " ", "part": "x"}]
+    path = tmp_path / request.param
+    if path.suffix in (".csv", ".tsv"):
+        mark = "," if path.suffix == ".csv" else "\t"
+        lines = [rows[0].keys(), *(row.values() for row in rows)]
+        return write(path, "".join(mark.join(f'"{value}"' for value in line) + "\n" for line in lines))
+    if path.suffix in (".jsonl", ".gz"):
+        return write(path, json_lines(*rows))
+    from datasets import Dataset
+
+    made = Dataset.from_list(rows)
+    if path.suffix == ".parquet":
+        made.to_parquet(path)
+    else:
+        made.save_to_disk(path)
+    return str(path)
+
+
+def test_records_give_several_columns_blank_ones_too(table: str) -> None:
+    found = list(as_source(table, "text", "line", "tasks.t.train").records({"t.label": "label", "t.text": "text"}))
+    assert [values for _, values in found] == [("a", "one, two"), (" ", "three")]
+    places = [place for place, _ in found]
+    assert all(table in place for place in places)
+    assert len(set(places)) == 2
+    (again,) = {
+        values
+        for _, values in as_source([table, table], "x", "line", "k").records({"a": "part", "b": "part"})
+        if values[0]
+    }
+    assert again == ("x", "x"), "a column may be asked for twice"
+
+
+def test_records_name_the_setting_of_a_missing_column(table: str) -> None:
+    source = as_source(table, "text", "line", "tasks.t.train")
+    with pytest.raises(
+        ValueError, match=r"^tasks\.t\.train: .* must have the column 'labl' \(t\.label\), got .*; label\?$"
+    ):
+        list(source.records({"t.text": "text", "t.label": "labl"}))
+
+
+def test_records_keep_what_is_no_text(tmp_path: Path) -> None:
+    """Lists, numbers and nothing: who asks for a column knows what it has to be."""
+    file = write(tmp_path / "a.jsonl", json_lines({"a": ["x"], "b": None}, {"a": 3, "b": True}))
+    source = as_source(file, "text", "line", "k")
+    assert [values for _, values in source.records({"s.a": "a", "s.b": "b"})] == [(["x"], None), (3, True)]
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.md.gz"])
+def test_plain_text_has_no_records(tmp_path: Path, name: str) -> None:
+    """Else every column would be the line."""
+    source = as_source(write(tmp_path / name, "one\ntwo\n"), "text", "line", "tasks.t.train")
+    with pytest.raises(
+        ValueError, match=r"^tasks\.t\.train: '.*' must have the column 'text' \(t\.text\), got plain text$"
+    ):
+        list(source.records({"t.text": "text", "t.label": "label"}))
+
+
+def test_example_text_has_no_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from lit_encoders.data import sources
+    from lit_encoders.data.examples import EXAMPLES
+
+    monkeypatch.setattr(sources, "find_example", lambda name: (EXAMPLES["hpo"], tmp_path))
+    with pytest.raises(ValueError, match=r"^k: '.*' must have the column 'label' \(s\.label\), got plain text$"):
+        list(as_source("example:hpo", "text", "line", "k").records({"s.label": "label"}))
+
+
 def test_split_goes_by_content_and_has_the_share_asked_for() -> None:
     texts = [f"document {number}" for number in range(20_000)]
     held_out = {text for text in texts if in_split(text, 0.1)}

@@ -86,6 +86,16 @@ def test_neighbours_change_nothing(folders: dict[str, Path], name: str) -> None:
         assert_close(embed(module, texts, sequence_length=128)[place], alone)
 
 
+@pytest.mark.parametrize("pooling", ["mean", "first"])
+def test_e05_a_long_neighbour_changes_nothing(folders: dict[str, Path], pooling: Pooling) -> None:
+    """As padding up to 256 tokens would, where a vector reads it."""
+    module, short, long = LitMLM(str(folders["modernbert"])), "w1 w2 w3", "w9 w4 " * 127
+    alone = [embed(module, [text], sequence_length=256, pooling=pooling)[0] for text in (short, long)]
+    assert_close(embed(module, [short, long], sequence_length=256, pooling=pooling), torch.stack(alone))
+    assert_close(embed(module, [long, short, long], sequence_length=256, pooling=pooling)[1], alone[0])
+    assert torch.isfinite(alone[1]).all()
+
+
 def test_vectors_stand_in_the_order_of_the_texts(bert_folder: Path) -> None:
     module = LitMLM(str(bert_folder))
     forth = embed(module, TEXTS, sequence_length=64, slots=64)

@@ -228,7 +228,14 @@ def test_what_a_reproduction_has_to_record(
     """Per stream: inputs, targets, loss; the aggregation by name. In the logs and in summary.json."""
     streams = [MaskStream("narrow", 0.05, 0.8, head="narrow"), MaskStream("wide", 0.5, 0.2, head="wide")]
     module = LitEncoder(str(bert_folder), streams=streams, aggregation="inputs")
-    trainer = make_trainer(max_steps=3, callbacks=[RunSummary()], limit_val_batches=0)
+    losses: list[tuple[float, float]] = []
+
+    class Seen(Callback):
+        def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+            values = trainer.callback_metrics
+            losses.append((float(values["train/narrow/mlm_loss"]), float(values["train/wide/mlm_loss"])))
+
+    trainer = make_trainer(max_steps=3, callbacks=[RunSummary(), Seen()], limit_val_batches=0)
     trainer.fit(module, TextDataModule(str(hundreds), val=str(hundreds), sequence_length=104, slots=550))
     logged = {name: value.item() for name, value in trainer.callback_metrics.items()}
     assert [logged[f"train/{name}/targets"] for name in ("narrow", "wide")] == [20, 50]
@@ -241,6 +248,10 @@ def test_what_a_reproduction_has_to_record(
     assert (
         summary["streams"]["wide"] | {"documents": 3, "targets": 150, "mask_ratio": 0.5} == summary["streams"]["wide"]
     )
+    # Every step has as many targets of a stream.
+    for place, name in enumerate(("narrow", "wide")):
+        mean = sum(step[place] for step in losses) / 3
+        assert summary["streams"][name]["mlm_loss"] == pytest.approx(mean, rel=1e-5)
 
 
 @pytest.mark.parametrize(

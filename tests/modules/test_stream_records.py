@@ -22,10 +22,11 @@ def test_counts_have_the_same_names_on_every_rank() -> None:
 
 
 def test_records_hold_the_settings_and_what_they_came_to() -> None:
-    records = stream_records(STREAMS, "inputs", dict(zip(count_names(STREAMS), range(6), strict=True)))
+    totals = dict(zip(count_names(STREAMS), range(6), strict=True))
+    records = stream_records(STREAMS, "inputs", totals, {"b/mlm_loss": 6.0, "b/kd_loss": 1.5})
     assert json.loads(json.dumps(records)) == records
     assert records["aggregation"] == "inputs"
     assert records["streams"]["b"] == {
         "name": "b", "mask_ratio": 0.5, "share": 0.3, "weight": 1.0, "distill": False, "head": "b",
-        "documents": 2, "targets": 3,
+        "documents": 2, "targets": 3, "mlm_loss": 2.0, "kd_loss": 0.5,
     }  # fmt: skip
