@@ -63,7 +63,7 @@ def needle_verb(
         raise ValueError(f"pairs must be an even number of at least {LEAST_PAIRS} for an interval, got {pairs}")
     if fit < LEAST_PAIRS:
         raise ValueError(f"fit must be at least {LEAST_PAIRS} documents for a probe to learn from, got {fit}")
-    module = open_module(model)
+    module = open_module(model, on_gpu=True)
     filler = None if text is None else make_filler(module.tokenizer, text)
     found = measure_needle(module, wanted, places, pairs=pairs, fit=fit, filler=filler, seed=seed, slots=slots)
     settings = {"model": model, "lengths": wanted, "positions": places, "pairs": pairs, "fit": fit, "text": text}

@@ -135,7 +135,7 @@ def _count(items: int | None) -> str:
 
 def _open(model: str, causal: bool | None) -> LitEncoder:
     """The model on its device; refuses one without a tokenizer."""
-    module = open_module(model)
+    module = open_module(model, on_gpu=True)
     if causal:
         module.objective = "clm"
     return to_device(module)

@@ -100,7 +100,7 @@ class Classification(LearningTask):
     def run(self, model: str, items: LearnedItems, seed: int) -> Scores:
         texts = {"train": [item.text for item in items.train], "test": [item.text for item in items.test]}
         gold = [item.label for item in items.test]
-        module = open_module(model)
+        module = open_module(model, on_gpu=True)
         if self.mode == "probe":
             vectors = {side: embed(module, texts[side], **self.embedding) for side in ("train", "test")}
             probe = fit_classifier(vectors["train"], [item.label for item in items.train])
@@ -109,7 +109,7 @@ class Classification(LearningTask):
         numbers = {name: place for place, name in enumerate(items.classes)}
         rows = example_rows(module, texts["train"], self.fine_tuning.sequence_length)
         examples = [Example((row,), (numbers[item.label],)) for row, item in zip(rows, items.train, strict=True)]
-        tuner = fine_tune(lambda: open_module(model), examples, len(items.classes), self.fine_tuning, seed)
+        tuner = fine_tune(lambda: open_module(model, on_gpu=True), examples, len(items.classes), self.fine_tuning, seed)
         assert tuner.head is not None
         with torch.no_grad():
             best = tuner.head(embed(tuner.encoder, texts["test"], **self.embedding)).argmax(1)

@@ -21,6 +21,7 @@ from lit_encoders.data.packs import IntArray
 from lit_encoders.evaluation.embeddings import Pooling, pool
 from lit_encoders.models.attention import PackLayout
 from lit_encoders.modules.lit_encoder import LitEncoder
+from lit_encoders.modules.open_module import measuring_device
 from lit_encoders.modules.precision import automatic_precision
 from lit_encoders.optim.param_groups import parameter_groups
 from lit_encoders.optim.schedules import phase_factor
@@ -228,7 +229,7 @@ def fine_tune(
     settings: FineTuning,
     seed: int,
 ) -> FineTuner:
-    """Fine-tune an encoder, quietly; the result is in evaluation mode, on the CPU.
+    """Fine-tune an encoder, quietly; the result is in evaluation mode, its head on the CPU, where embeddings are.
 
     Args:
         open_encoder: gives the model as it stands, with a precision of its own.
@@ -238,7 +239,7 @@ def fine_tune(
         seed: of the head's start, the order of examples and dropout.
     """
     steps = settings.epochs * math.ceil(len(examples) / settings.batch)
-    accelerator = "gpu" if torch.cuda.is_available() else "cpu"
+    accelerator = "gpu" if measuring_device().type == "cuda" else "cpu"
     devices = [torch.cuda.current_device()] if accelerator == "gpu" else []
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(seed)
@@ -262,4 +263,6 @@ def fine_tune(
             enable_model_summary=False,
         )
         trainer.fit(tuner, loader)
-    return tuner.cpu().eval()
+    tuner.cpu().eval()
+    tuner.encoder.to(measuring_device())
+    return tuner

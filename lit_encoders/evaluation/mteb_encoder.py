@@ -126,11 +126,11 @@ def fine_tune_on_pairs(model: str, pairs: Sequence[tuple[str, str]], settings: F
     Raises:
         ValueError: a text cannot be read.
     """
-    module = open_module(model)
+    module = open_module(model, on_gpu=True)
     length = settings.sequence_length
     sides = [token_rows(module, [pair[side] for pair in pairs], length, length) for side in (0, 1)]
     examples = [Example((tuple(query), tuple(document))) for query, document in zip(*sides, strict=True)]
-    return fine_tune(lambda: open_module(model), examples, 0, settings, seed).encoder
+    return fine_tune(lambda: open_module(model, on_gpu=True), examples, 0, settings, seed).encoder
 
 
 def folder_task(folder: str) -> Any:

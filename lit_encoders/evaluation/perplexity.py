@@ -75,7 +75,7 @@ class Perplexity(Task):
     @override
     def run(self, model: str, items: list[str], seed: int) -> Scores:
         return language_scores(
-            open_module(model),
+            open_module(model, on_gpu=True),
             items,
             sequence_length=self.sequence_length,
             stride=self.stride,

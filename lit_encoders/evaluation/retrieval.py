@@ -103,7 +103,7 @@ class Retrieval(LearningTask):
 
     @override
     def run(self, model: str, items: SearchedItems, seed: int) -> Scores:
-        module = open_module(model)
+        module = open_module(model, on_gpu=True)
         if self.is_seeded:
             assert items.train is not None
             pairs = [
@@ -112,7 +112,7 @@ class Retrieval(LearningTask):
             length = self.fine_tuning.sequence_length
             sides = [example_rows(module, [pair[side] for pair in pairs], length) for side in (0, 1)]
             examples = [Example(both) for both in zip(*sides, strict=True)]
-            module = fine_tune(lambda: open_module(model), examples, 0, self.fine_tuning, seed).encoder
+            module = fine_tune(lambda: open_module(model, on_gpu=True), examples, 0, self.fine_tuning, seed).encoder
         queries = embed(module, [query.text for query in items.test.queries], **self.embedding)
         documents = embed(module, list(items.test.documents.values()), **self.embedding)
         return ranking_scores(queries, documents, items.test, drop_self_matches=self.drop_self_matches)

@@ -103,7 +103,7 @@ class Tagging(LearningTask):
     def run(self, model: str, items: LearnedItems, seed: int) -> Scores:
         settings = self.fine_tuning
         numbers = {name: place for place, name in enumerate(items.classes)}
-        module = open_module(model)
+        module = open_module(model, on_gpu=True)
         examples = []
         for item in items.train:
             row, places = tokenise_words(module.tokenizer, item.words, settings.sequence_length)
@@ -115,7 +115,7 @@ class Tagging(LearningTask):
             raise ValueError(
                 f"{self.key}.train must have words that the tokenizer of {model!r} has pieces for, got none"
             )
-        tuner = fine_tune(lambda: open_module(model), examples, len(items.classes), settings, seed)
+        tuner = fine_tune(lambda: open_module(model, on_gpu=True), examples, len(items.classes), settings, seed)
         assert tuner.head is not None
         # A word that was cut off is outside of all spans, or nothing that could be right.
         miss = OUTSIDE if self.scheme != "words" else MISSED
@@ -146,7 +146,7 @@ def predict_tags(
     rows = [row for row, _ in tokenised]
     found = [[miss] * len(item.words) for item in items]
     for pack, sizes, hidden in read_packs(encoder, rows, max(4096, sequence_length), None, last_hidden):
-        said = head(hidden[0]).argmax(1).tolist()
+        said = head(hidden[0].cpu()).argmax(1).tolist()
         starts = (sizes.cumsum(0) - sizes).tolist()
         for number, start in zip(pack, starts, strict=True):
             for word, place in enumerate(tokenised[number][1]):
