@@ -8,7 +8,6 @@ say is in `detour_report`.
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -18,12 +17,19 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from lit_encoders.analysis.cka import LEAST_TEXTS
-from lit_encoders.data.examples import find_example, model_source
-from lit_encoders.data.ontology import Term, read_obo_terms
+from lit_encoders.data.examples import model_source
+from lit_encoders.data.ontology import Term
 from lit_encoders.studies.detour_report import DETOUR, TRANSPLANTS, TWIN, Arm, Measured, Results, arms, write_report
-from lit_encoders.studies.results import RESULT, Run, claim_folder, result_in, run_all, versions, write_json
+from lit_encoders.studies.results import RESULT, Run, claim_folder, result_in, run_all, versions
 from lit_encoders.studies.runs import measure, precision, quiet, train
-from lit_encoders.studies.term_tasks import TermItem, TermSplit, measure_terms, split_terms
+from lit_encoders.studies.term_tasks import (
+    example_terms,
+    measure_terms,
+    read_split,
+    split_terms,
+    write_documents,
+    write_split,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,7 +38,6 @@ if TYPE_CHECKING:
 
 # Terms of an ontology, in file order.
 Terms = Callable[[], Sequence[Term]]
-_SPLITS = ("fit", "test")
 
 
 @dataclass(frozen=True)
@@ -133,11 +138,6 @@ def check_settings(settings: DetourSettings) -> None:
         )
 
 
-def example_terms() -> list[Term]:
-    """The terms of ``example:hpo``."""
-    return list(read_obo_terms(find_example("hpo")[1]))
-
-
 def phases(arm: Arm, decay_share: float, settings: DetourSettings) -> list[Phase]:
     """Phase 1 and the decay of an arm; without a decay, phase 1 alone.
 
@@ -190,15 +190,9 @@ class _Study:
     def make_text(self, terms: Terms, folder: Path) -> dict[str, Any]:
         """Split the terms."""
         split = split_terms(terms(), self.settings.root, self.settings.fit_terms, self.settings.test_terms)
-        for path, texts in ((self.text, split.pretraining), (self.held_out, [item.definition for item in split.test])):
-            path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
-        plain = {name: [asdict(item) for item in getattr(split, name)] for name in _SPLITS}
-        write_json(folder / "terms.json", plain)
+        write_split(split, self.text, folder / "terms.json")
+        write_documents(self.held_out, [item.definition for item in split.test])
         return {"pretraining": len(split.pretraining)}
-
-    def _terms(self) -> TermSplit:
-        stored = json.loads((self.output / "text" / "terms.json").read_text(encoding="utf-8"))
-        return TermSplit([], *([TermItem(**term) for term in stored[name]] for name in _SPLITS))
 
     def measure(self, model: Path, features: Path | None = None) -> Measured:
         """Both tasks and the held-out MLM loss of a model; its layers' view of held-out texts goes into a file."""
@@ -207,7 +201,7 @@ class _Study:
         from lit_encoders.evaluation.embeddings import embed_layers
         from lit_encoders.modules.open_module import open_module
 
-        settings, split = self.settings, self._terms()
+        settings, split = self.settings, read_split(self.output / "text" / "terms.json")
         with quiet():
             module = open_module(model_source(str(model)))
             found = measure_terms(module, split, settings.sequence_length)

@@ -7,7 +7,6 @@ the runs; what they say is in `mask_ratio_report`.
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -16,13 +15,13 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from lit_encoders.data.examples import find_example, model_source
-from lit_encoders.data.ontology import Term, read_obo_terms
+from lit_encoders.data.examples import model_source
+from lit_encoders.data.ontology import Term
 from lit_encoders.objectives.streams import MaskStream
 from lit_encoders.studies.mask_ratio_report import ROWS, Measured, Row, write_report
-from lit_encoders.studies.results import Run, claim_folder, run_all, versions, write_json
+from lit_encoders.studies.results import Run, claim_folder, run_all, versions
 from lit_encoders.studies.runs import precision, quiet, train
-from lit_encoders.studies.term_tasks import TermItem, TermSplit, measure_terms, split_terms
+from lit_encoders.studies.term_tasks import TermItem, example_terms, measure_terms, read_split, split_terms, write_split
 
 if TYPE_CHECKING:
     from lit_encoders.modules.lit_encoder import LitEncoder
@@ -101,11 +100,6 @@ def shortened(settings: MaskRatioSettings) -> MaskRatioSettings:
     )
 
 
-def example_terms() -> list[Term]:
-    """The terms of ``example:hpo``."""
-    return list(read_obo_terms(find_example("hpo")[1]))
-
-
 def row_streams(row: Row, settings: MaskRatioSettings) -> list[MaskStream]:
     """The streams of a row that mixes; none for one with a single mask ratio.
 
@@ -149,21 +143,19 @@ class _Study:
     def make_text(self, terms: Terms, folder: Path) -> dict[str, Any]:
         """Split the terms."""
         split = split_terms(terms(), self.settings.root, self.settings.fit_terms, self.settings.test_terms)
-        lines = (json.dumps({"text": definition}) + "\n" for definition in split.pretraining)
-        self.text.write_text("".join(lines), encoding="utf-8")
-        write_json(folder / "terms.json", {"fit": _plain(split.fit), "test": _plain(split.test)})
+        write_split(split, self.text, folder / "terms.json")
         return {"pretraining": len(split.pretraining), **{name: _counts(getattr(split, name)) for name in _SPLITS}}
-
-    def _terms(self) -> TermSplit:
-        stored = json.loads((self.output / "text" / "terms.json").read_text(encoding="utf-8"))
-        return TermSplit([], *([TermItem(**term) for term in stored[name]] for name in _SPLITS))
 
     def measure(self, model: str) -> dict[str, float]:
         """Both tasks with a model as it stands."""
         from lit_encoders.modules.open_module import open_module
 
         with quiet():
-            return measure_terms(open_module(model_source(model)), self._terms(), self.settings.sequence_length)
+            return measure_terms(
+                open_module(model_source(model)),
+                read_split(self.output / "text" / "terms.json"),
+                self.settings.sequence_length,
+            )
 
     def make_base(self, folder: Path) -> dict[str, Any]:
         """Measure what everything begins with."""
@@ -284,10 +276,6 @@ class _Study:
 
 
 _SPLITS = ("fit", "test")
-
-
-def _plain(items: Sequence[TermItem]) -> list[dict[str, str]]:
-    return [asdict(item) for item in items]
 
 
 def _counts(items: Sequence[TermItem]) -> dict[str, int]:

@@ -6,18 +6,22 @@ that are fitted on other terms.
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from torch import Tensor
 
-from lit_encoders.data.ontology import Term, branches
+from lit_encoders.data.examples import find_example
+from lit_encoders.data.ontology import Term, branches, read_obo_terms
 from lit_encoders.evaluation.embeddings import embed
 from lit_encoders.evaluation.items import Collection, Query
 from lit_encoders.evaluation.linear_probes import fit_classifier, fit_projection
 from lit_encoders.evaluation.ranking import ranking_scores
 from lit_encoders.modules.lit_encoder import LitEncoder
+from lit_encoders.studies.results import write_json
 
 
 @dataclass(frozen=True)
@@ -85,6 +89,34 @@ def split_terms(terms: Sequence[Term], root: str, fit: int, test: int, seed: int
         [item(term) for term in others[:fit]],
         [item(term) for term in defined[:test]],
     )
+
+
+def write_split(split: TermSplit, text: Path, terms: Path) -> None:
+    """Write the definitions to pretrain on, and the terms to fit and test on.
+
+    Args:
+        split: of the terms.
+        text: file of documents to make.
+        terms: file to make, see `read_split`.
+    """
+    write_documents(text, split.pretraining)
+    write_json(terms, {name: [asdict(item) for item in getattr(split, name)] for name in ("fit", "test")})
+
+
+def write_documents(path: Path, texts: Sequence[str]) -> None:
+    """Write texts as JSON lines."""
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
+
+
+def read_split(terms: Path) -> TermSplit:
+    """The terms to fit and test on, as `write_split` stored them; without the definitions to pretrain on."""
+    stored = json.loads(terms.read_text(encoding="utf-8"))
+    return TermSplit([], *([TermItem(**term) for term in stored[name]] for name in ("fit", "test")))
+
+
+def example_terms() -> list[Term]:
+    """The terms of ``example:hpo``."""
+    return list(read_obo_terms(find_example("hpo")[1]))
 
 
 def measure_terms(module: LitEncoder, split: TermSplit, sequence_length: int) -> dict[str, float]:
