@@ -30,7 +30,7 @@ SHOWN: dict[str, str | None] = {
     "lit-encoders fit --config cli_configs/quickstart.yaml": None,  # tests/notebooks, and by hand: three minutes
     "lit-encoders fit": None,
     "lit-encoders fit --config my.yaml": "fit --config my.yaml",
-    "lit-encoders fit --config C": "fit --config tiny.yaml --trainer.default_root_dir=runs/c",
+    "lit-encoders fit --config C": None,  # for the fixture, as those of the family's section
     "lit-encoders preview --config C": "preview --config tiny.yaml",
     "lit-encoders plan --config C": "plan --config tiny.yaml --devices 1 --tokens-per-second 1000",
     "lit-encoders fit --config C --fork P": "fit --config tiny.yaml --schedule.decay_share=0.9 "
@@ -78,14 +78,13 @@ SHOWN: dict[str, str | None] = {
     "lit-encoders examples NAME": "examples minilm",
     "lit-encoders fit --help": "fit --help",
     "lit-encoders fit --config dense_cpt": None,  # tests/cli/test_recipes.py, as every recipe
-    "lit-encoders fit --config family_expert": f"fit --config family_expert {SMOKE}runs/slavic",
-    "lit-encoders fit --config layer_freezing": f"fit --config layer_freezing {SMOKE}runs/indic",
+    "lit-encoders fit --config family_expert": None,
+    "lit-encoders fit --config layer_freezing": None,
     "lit-encoders fit --config layer_range_l2sp": None,
     "lit-encoders revert --layers 9:28": None,  # short for a line above
     "lit-encoders soup": None,
     "lit-encoders export --head high": None,  # tests/weights/test_export.py
-    "lit-encoders soup runs/{slavic,germanic,indic,austronesian,romance}/export --output models/soup": "soup "
-    "runs/slavic/export runs/indic/export --output models/soup",
+    "lit-encoders soup runs/{slavic,germanic,indic,austronesian,romance}/export --output models/soup": None,
     "lit-encoders revert --base $base --tuned runs/slavic/export --layers 9:28 "
     "--output models/slavic-reverted": "revert --base runs/indic/export --tuned runs/slavic/export --layers 9:28 "
     "--output models/slavic-reverted",
@@ -131,6 +130,14 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     os.chdir(folder)
     try:
         make_world(folder)
+        make_run()
+        make_tasks()
+        # Here, so that every test below stands by itself, in whatever order and process.
+        run("fit --config my.yaml")
+        run(f"fit --config family_expert {SMOKE}runs/slavic")
+        run(f"fit --config layer_freezing {SMOKE}runs/indic")
+        run("soup runs/slavic/export runs/indic/export --output models/soup")
+        run("fit --config tiny.yaml --trainer.default_root_dir=runs/c")
         yield folder
     finally:
         os.chdir(before)
@@ -194,7 +201,8 @@ def run(command: str) -> None:
     assert main(shlex.split(command)) == 0, command
 
 
-def test_the_configuration_of_a_run(world: Path) -> None:
+def make_run() -> None:
+    """The README's own run: my.yaml with its callbacks; and tiny.yaml, the same without them."""
     settings = smaller(block_with("# my.yaml"))
     model, data = settings["model"]["init_args"], settings["data"]
     assert {"backbone", "learning_rate"} == set(model)
@@ -215,7 +223,25 @@ def test_the_configuration_of_a_run(world: Path) -> None:
     write_yaml("my.yaml", settings)
     plain = {**settings, "trainer": {"accumulate_grad_batches": 2}}
     write_yaml("tiny.yaml", plain)
-    run("fit --config my.yaml")
+
+
+def make_tasks() -> None:
+    """The README's own tasks.yaml, at the size of a test."""
+    tasks = smaller(block_with("# tasks.yaml"))
+    assert {settings.get("kind", "preset") for settings in tasks.values()} == {
+        *("classification", "tagging", "retrieval", "perplexity", "preset")
+    }
+    for settings in tasks.values():
+        if settings.get("kind") in ("classification", "tagging", "retrieval"):
+            settings["fine_tuning"] = {**settings.get("fine_tuning", {}), "epochs": 1, "sequence_length": 32}
+        elif settings.get("kind") == "perplexity":
+            settings |= {"sequence_length": 32, "documents": 200}
+    # The preset reads real text, of which this vocabulary knows no word.
+    assert tasks.pop("phenotypes") == {"preset": "hpo_branches", "limit": 2000}
+    write_yaml("tasks.yaml", tasks)
+
+
+def test_the_configuration_of_a_run(world: Path) -> None:
     made = {path.name for path in Path("runs/my").iterdir()}
     assert {"config.yaml", "logs", "checkpoints", "export", "summary.json", "export-reverted", "drift.csv"} <= made
     assert {"cka.csv", "probe-probe.csv"} <= made
@@ -245,21 +271,6 @@ def test_the_configuration_of_streams(world: Path) -> None:
     write_yaml("streams.yaml", whole)
     run("fit --config streams.yaml")
     assert Path("runs/streams/export/config.json").is_file()
-
-
-def test_the_file_of_tasks(world: Path) -> None:
-    tasks = smaller(block_with("# tasks.yaml"))
-    assert {settings.get("kind", "preset") for settings in tasks.values()} == {
-        *("classification", "tagging", "retrieval", "perplexity", "preset")
-    }
-    for settings in tasks.values():
-        if settings.get("kind") in ("classification", "tagging", "retrieval"):
-            settings["fine_tuning"] = {**settings.get("fine_tuning", {}), "epochs": 1, "sequence_length": 32}
-        elif settings.get("kind") == "perplexity":
-            settings |= {"sequence_length": 32, "documents": 200}
-    # The preset reads real text, of which this vocabulary knows no word.
-    assert tasks.pop("phenotypes") == {"preset": "hpo_branches", "limit": 2000}
-    write_yaml("tasks.yaml", tasks)
 
 
 @pytest.mark.parametrize("command", SHOWN)

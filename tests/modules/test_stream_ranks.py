@@ -68,7 +68,12 @@ def test_l02_gradients_on_two_ranks_are_those_of_one(results: dict[str, Any], st
 def test_l07_records_and_losses_are_over_all_ranks(results: dict[str, Any], strategy: str, aggregation: str) -> None:
     one, ranks = results["auto-rank0"][aggregation], [results[f"{strategy}-rank{r}"][aggregation] for r in (0, 1)]
     assert one["records"]["aggregation"] == aggregation
-    assert ranks[0]["records"] == one["records"]
+    for name, wanted in one["records"]["streams"].items():
+        # Counts are equal, and mean losses but for the order in which they are summed.
+        assert ranks[0]["records"]["streams"][name] == {
+            key: pytest.approx(value, rel=1e-4) if key.endswith("_loss") else value for key, value in wanted.items()
+        }
+    assert ranks[0]["records"]["aggregation"] == one["records"]["aggregation"]
     for mine, theirs in zip(ranks[0]["metrics"], one["metrics"], strict=True):
         assert mine == pytest.approx(theirs, rel=1e-4)
 

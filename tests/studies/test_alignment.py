@@ -158,7 +158,9 @@ def test_languages_get_equal_numbers_of_tokens() -> None:
 
 
 def test_unknown_study_is_an_error_with_the_nearest() -> None:
-    with pytest.raises(ValueError, match=r"^study must be one of alignment, mask-ratio, got 'alignmnt'; alignment\?$"):
+    with pytest.raises(
+        ValueError, match=r"^study must be one of alignment, detour, mask-ratio, got 'alignmnt'; alignment\?$"
+    ):
         study_verb("alignmnt")
 
 
