@@ -294,8 +294,11 @@ class ObjectiveSchedule(Callback):
         trainer.fit_loop.epoch_loop.max_steps = self.total_steps
 
     def _check_max_epochs(self, trainer: Trainer) -> None:
+        if trainer.max_epochs in (None, -1):
+            return
+        # Not before it is needed: counting the packs of a large text plans the whole epoch.
         packs = getattr(getattr(trainer, "datamodule", None), "packs_per_epoch", None)
-        if trainer.max_epochs in (None, -1) or packs is None:
+        if packs is None:
             return
         steps = math.ceil(packs / (trainer.accumulate_grad_batches * trainer.world_size)) * trainer.max_epochs
         if steps < self.total_steps:
