@@ -92,3 +92,11 @@ def test_lazy_callbacks_exist() -> None:
     from lit_encoders import callbacks
 
     assert all(getattr(callbacks, name) is not None for name in callbacks.__all__)
+
+
+@pytest.mark.xdist_group("together")
+def test_groups_of_tests_stay_on_one_worker(request: pytest.FixtureRequest) -> None:
+    """A group that several workers share starts its processes once for each: minutes of the suite."""
+    if not getattr(request.config.option, "loadgroup", False):
+        pytest.skip("one process, or tests are not spread by groups")
+    assert request.node.nodeid.endswith("@together")
