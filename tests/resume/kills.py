@@ -1,7 +1,7 @@
 """A run that is killed again and again, beside the same run left alone: python kills.py FOLDER KILLS SEED SIGNAL DATA.
 
-Prints what happened as JSON. Each attempt is a fork of this process, so that nothing is imported anew, and runs the
-very command that a user types.
+Prints what happened to each run as JSON. Each attempt is a fork of this process, so that nothing is imported anew, and
+runs the very command that a user types.
 """
 
 from __future__ import annotations
@@ -186,28 +186,30 @@ def main() -> None:
     assert finish(start(arguments("warm"), log)) == 0, log.read_text()[-3000:]  # Fills the cache.
     assert finish(start(arguments("whole"), log)) == 0, log.read_text()[-3000:]
     draw = random.Random(seed)
-    root = folder / "killed"
-    codes: list[int] = []
-    steps: list[int] = []
-    while len(steps) < kills:
-        # Spread over the run.
-        gain = round(draw.uniform(0, 1.2 * STEPS / kills))
-        due = moment(root, gain, draw.choice([0, 1, 1, 2, 2, 2]), draw.uniform(0, 0.3))
-        code = finish(start(arguments("killed"), log), due, number)
-        if code == 0:
-            break
-        assert code in (-number, 75), (code, log.read_text()[-3000:])
-        codes.append(code)
-        steps.append(newest_step(root))
-    last = finish(start(arguments("killed"), log))
-    assert last == 0, (last, log.read_text()[-3000:])
-    ours, theirs = ((folder / name / "export" / "model.safetensors").read_bytes() for name in ("killed", "whole"))
-    tables = [json.loads((folder / name / "summary.json").read_text()) for name in ("killed", "whole")]
-    phases = [[(p["name"], p["steps"], p["tokens"], p["losses"]) for p in table["phases"]] for table in tables]
-    print(
-        json.dumps(
+    runs: list[dict[str, Any]] = []
+    # A run may end before its last kill: another one is begun for those that are left.
+    while sum(len(run["steps"]) for run in runs) < kills:
+        name = f"killed-{len(runs)}"
+        root = folder / name
+        codes: list[int] = []
+        steps: list[int] = []
+        while sum(len(run["steps"]) for run in runs) + len(steps) < kills:
+            # Spread over the run.
+            gain = round(draw.uniform(0, 1.2 * STEPS / kills))
+            due = moment(root, gain, draw.choice([0, 1, 1, 2, 2, 2]), draw.uniform(0, 0.3))
+            code = finish(start(arguments(name), log), due, number)
+            if code == 0:
+                break
+            assert code in (-number, 75), (code, log.read_text()[-3000:])
+            codes.append(code)
+            steps.append(newest_step(root))
+        last = finish(start(arguments(name), log))
+        assert last == 0, (last, log.read_text()[-3000:])
+        ours, theirs = ((folder / one / "export" / "model.safetensors").read_bytes() for one in (name, "whole"))
+        tables = [json.loads((folder / one / "summary.json").read_text()) for one in (name, "whole")]
+        phases = [[(p["name"], p["steps"], p["tokens"], p["losses"]) for p in table["phases"]] for table in tables]
+        runs.append(
             {
-                "kills": len(steps),
                 "codes": codes,
                 "steps": steps,
                 "equal": ours == theirs,
@@ -215,7 +217,7 @@ def main() -> None:
                 "leftovers": [path.name for path in (root / "checkpoints").glob(".*")],
             }
         )
-    )
+    print(json.dumps(runs))
 
 
 if __name__ == "__main__":
