@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 
 from lit_encoders import __version__
 from lit_encoders.mistakes import UsageError, in_one_line
+from lit_encoders.output import readers_may_leave
 from lit_encoders.quiet import quieten
 from lit_encoders.resume.stops import RunStoppedError
 
@@ -140,38 +141,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     0, 2 for a mistake of the user's (said in one line), 75 for a run that a signal stopped and that can go on, 130
     where Ctrl-C stopped it at once.
     """
-    # Before torch is imported: threads that spin at barriers make a step 70 times slower beside another process.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    if os.getcwd() not in sys.path and "" not in sys.path:
-        # As `python -m` has it: class paths may name the user's own modules. Last, so that it shadows nothing.
-        sys.path.append(os.getcwd())
-    debug = "--debug" in arguments
-    arguments = [argument for argument in arguments if argument != "--debug"]
-    if not arguments or arguments[0] in ("-h", "--help"):
-        print(overview())
-        return 0
-    if arguments[0] == "--version":
-        print(f"lit-encoders {__version__}")
-        return 0
-    try:
-        _run(arguments[0], arguments[1:])
-    except UsageError as error:
-        if debug:
-            raise
-        print(f"lit-encoders: error: {error}", file=sys.stderr)
-        return 2
-    except RunStoppedError as error:
-        if debug:
-            raise
-        print(f"lit-encoders: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        if debug:
-            raise
-        print("lit-encoders: interrupted", file=sys.stderr)
-        return 130
-    return 0
+    with readers_may_leave():
+        return _answer(list(sys.argv[1:] if argv is None else argv))
 
 
 def verb_parser(name: str, verb: Verb, function: Callable[..., str]) -> ArgumentParser:
@@ -217,6 +188,40 @@ def parameter_texts(function: Callable[..., Any]) -> dict[str, str]:
     return {name: " ".join(text.split()) for name, text in texts}
 
 
+def _answer(arguments: list[str]) -> int:
+    # Before torch is imported: threads that spin at barriers make a step 70 times slower beside another process.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    if os.getcwd() not in sys.path and "" not in sys.path:
+        # As `python -m` has it: class paths may name the user's own modules. Last, so that it shadows nothing.
+        sys.path.append(os.getcwd())
+    debug = "--debug" in arguments
+    arguments = [argument for argument in arguments if argument != "--debug"]
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(overview())
+        return 0
+    if arguments[0] == "--version":
+        print(f"lit-encoders {__version__}")
+        return 0
+    try:
+        _run(arguments[0], arguments[1:])
+    except UsageError as error:
+        if debug:
+            raise
+        print(f"lit-encoders: error: {error}", file=sys.stderr)
+        return 2
+    except RunStoppedError as error:
+        if debug:
+            raise
+        print(f"lit-encoders: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        if debug:
+            raise
+        print("lit-encoders: interrupted", file=sys.stderr)
+        return 130
+    return 0
+
+
 def _run(name: str, arguments: list[str]) -> None:
     if name in TRAINER_VERBS:
         from lit_encoders.trainer_cli import run_trainer
@@ -251,7 +256,4 @@ def _run_function(name: str, verb: Verb, arguments: list[str]) -> None:
         for parameter, option in verb.renamed.items():
             given[parameter] = given.pop(option)
         text = function(**given)
-    try:
-        print(text, flush=True)
-    except BrokenPipeError:  # The reader (`| head`) has seen enough.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    print(text)
