@@ -11,6 +11,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 from typing_extensions import override
 
+from lit_encoders.models.layer_range import map_layers
 from lit_encoders.models.sharding import reshard
 from lit_encoders.weights.alike import listed
 from lit_encoders.weights.anchor import copies, copy_weights, differing, read_anchor, weight_sums
@@ -85,6 +86,12 @@ class AnchoredCallback(Callback):
         if self._weights is None:
             held.update(copy_weights(new, self.device))
         else:
+            ours, theirs = map_layers(pl_module, self.layers_path).num_layers, self._weights.layer_map.num_layers
+            if ours != theirs:  # The same names would be other layers: of a deeper model, say.
+                raise ValueError(
+                    f"{self._weights.key} must have the model's number of layers, got {theirs} in '{self.base}' for "
+                    f"{ours}"
+                )
             names = [name for name, _ in pl_module.named_parameters()]
             held.update(read_anchor(new, names, self._weights, self.device))
         self.anchors = held

@@ -367,14 +367,17 @@ def test_s09_a_start_is_no_folder(bert_folder: Path, from_folder: Any, tmp_path:
 
 
 def test_a_base_of_another_shape_or_model(from_folder: Any, tmp_path: Path, tokenizer: Any) -> None:
-    from transformers import BertConfig, BertForMaskedLM
+    from transformers import BertConfig, BertForMaskedLM, BertModel
 
     sizes = {"hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 64, "max_position_embeddings": 128}
-    for name, settings, message in (
-        ("small", {"vocab_size": 95, "num_hidden_layers": 2}, r"must hold what is anchored, '.*' lacks \d+ tensors"),
-        ("wide", {"vocab_size": 96, "num_hidden_layers": 3}, "must be of the model's sizes"),
+    headless = r"must hold what is anchored, '.*' lacks \d+ tensors"
+    for name, kind, settings, message in (
+        ("headless", BertModel, {"vocab_size": 95, "num_hidden_layers": 3}, headless),
+        ("small", BertForMaskedLM, {"vocab_size": 95, "num_hidden_layers": 2}, "number of layers, got 2 in .* for 3"),
+        ("deep", BertForMaskedLM, {"vocab_size": 95, "num_hidden_layers": 4}, "number of layers, got 4 in .* for 3"),
+        ("wide", BertForMaskedLM, {"vocab_size": 96, "num_hidden_layers": 3}, "must be of the model's sizes"),
     ):
-        BertForMaskedLM(BertConfig(**sizes, **settings)).save_pretrained(tmp_path / name)
+        kind(BertConfig(**sizes, **settings)).save_pretrained(tmp_path / name)
         with pytest.raises(ValueError, match=message):
             from_folder(1, L2SP(0.5, base=str(tmp_path / name)))
 
