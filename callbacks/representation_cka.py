@@ -76,7 +76,9 @@ class RepresentationCKA(PeriodicCallback):
             raise ValueError(
                 f"RepresentationCKA.sequence_length must be at most the model's {limit}, got {self.sequence_length}"
             )
-        self._texts = first_texts(self.text, self.num_texts, "RepresentationCKA.text")
+        self._texts = first_texts(
+            self.text, self.num_texts, "RepresentationCKA.text", asked_by="RepresentationCKA.num_texts"
+        )
         self.history, self._start = {}, None
 
     @override

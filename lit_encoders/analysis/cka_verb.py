@@ -48,7 +48,7 @@ def cka_verb(
         raise ValueError(f"output must be a folder that does not exist yet, got '{output}'")
     if texts < LEAST_TEXTS:
         raise ValueError(f"texts must be at least {LEAST_TEXTS}, got {texts}")
-    read = first_texts(text, texts, "text")
+    read = first_texts(text, texts, "text", asked_by="texts")
     modules = [open_module(source, on_gpu=True) for source in (one, other, *([control] if control else []))]
     limits = [module.max_positions for module in modules if module.max_positions is not None]
     length = min([512, *limits]) if sequence_length is None else sequence_length

@@ -15,6 +15,9 @@ from lit_encoders.models.backbone import load_language_model
 from lit_encoders.modules.lit_encoder import LitEncoder
 from lit_encoders.modules.open_module import open_module
 
+# Where nobody says how many: the text may be a whole corpus.
+_MOST_DOCUMENTS = 500
+
 
 @dataclass(frozen=True)
 class Perplexity(Task):
@@ -26,7 +29,7 @@ class Perplexity(Task):
         sequence_length: longest window in tokens.
         stride: of CLM's windows.
         mask_ratio: of MLM.
-        documents: how many, from the first.
+        documents: how many, from the first; None for all, but at most 500.
     """
 
     text: str = ""
@@ -34,7 +37,7 @@ class Perplexity(Task):
     sequence_length: int = 512
     stride: int | None = None
     mask_ratio: float = 0.15
-    documents: int = 500
+    documents: int | None = None
 
     main_metric: ClassVar[str] = "bits_per_byte"
 
@@ -62,7 +65,14 @@ class Perplexity(Task):
 
     @override
     def load(self) -> list[str]:
-        return first_texts(self.text, self.documents, f"{self.key}.text", self.column)
+        return first_texts(
+            self.text,
+            _MOST_DOCUMENTS if self.documents is None else self.documents,
+            f"{self.key}.text",
+            self.column,
+            asked_by=f"{self.key}.documents",
+            fewer=self.documents is None,
+        )
 
     @override
     def num_items(self, items: list[str]) -> int:

@@ -9,7 +9,9 @@ from itertools import islice
 from lit_encoders.data.sources import as_source
 
 
-def first_texts(files: str | Sequence[str], count: int, key: str, text_column: str = "text") -> list[str]:
+def first_texts(
+    files: str | Sequence[str], count: int, key: str, text_column: str = "text", *, asked_by: str, fewer: bool = False
+) -> list[str]:
     """Read the first texts that are not blank.
 
     Args:
@@ -17,19 +19,22 @@ def first_texts(files: str | Sequence[str], count: int, key: str, text_column: s
         count: how many, at least 1.
         key: the setting that names them, for messages.
         text_column: column of the text in anything but plain text.
+        asked_by: the setting that says how many, for messages.
+        fewer: take what there is where there are fewer, but one at least.
 
     Raises:
         ValueError: there are fewer, or documents are token ids.
     """
     if count < 1:
-        raise ValueError(f"number of texts must be at least 1, got {count}")
+        raise ValueError(f"{asked_by} must be at least 1, got {count}")
     texts = []
     for document in islice(as_source(files, text_column, "line", key).documents(), count):
         if not isinstance(document, str):
             raise ValueError(f"{key} must hold text, got token ids")
         texts.append(document)
-    if len(texts) < count:
-        raise ValueError(f"{key} must hold at least {count} texts, got {len(texts)} in {files!r}")
+    if len(texts) < (1 if fewer else count):
+        wanted = "one text" if fewer else f"{count} texts ({asked_by})"
+        raise ValueError(f"{key} must hold at least {wanted}, got {len(texts)} in {files!r}")
     return texts
 
 

@@ -82,7 +82,7 @@ def test_distances_and_how_many_times_the_controls(run: Run, models: Path, text_
     options = ["--text", text_file, "--texts=40", "--sequence_length=24", "--output=out"]
     code, out, err = run(*sources[:2], "--control", sources[2], *options)
     assert (code, err) == (0, "")
-    texts = first_texts(str(text_file), 40, "text")
+    texts = first_texts(str(text_file), 40, "text", asked_by="texts")
     features = [embed_layers(open_module(s), texts, sequence_length=24, causal=False) for s in sources]
     expected = layer_distances(features[0], features[1], features[2])
 
@@ -186,7 +186,7 @@ def test_numbers_that_are_none() -> None:
 
 
 MISTAKES: dict[str, tuple[str, str]] = {
-    "fewer texts": ("{m}/one {m}/other --text {t}", "text must hold at least 500 texts, got 200 in '{t}'"),
+    "fewer texts": ("{m}/one {m}/other --text {t}", "text must hold at least 500 texts (texts), got 200 in '{t}'"),
     "too few texts": ("{m}/one {m}/other --text {t} --texts=3", "texts must be at least 4, got 3"),
     "no texts": ("{m}/one {m}/other --text {t} --texts=0", "texts must be at least 4, got 0"),
     "output exists": ("{m}/one {m}/other --text {t} --output={m}", "output must be a folder that does not exist yet"),

@@ -47,7 +47,7 @@ def test_distances_are_those_of_the_exported_model(
     probe = RepresentationCKA(str(text_file), num_texts=20, every_n_steps=2, form=form, sequence_length=40)
     # Causal at the end: texts are read in both directions all the same.
     fit(CLMDetour(steps=3, decay_share=0), probe, HFExport())
-    texts = first_texts(str(text_file), 20, "text")
+    texts = first_texts(str(text_file), 20, "text", asked_by="num_texts")
     before, after = (
         embed_layers(open_module(str(folder)), texts, sequence_length=40)
         for folder in (bert_folder, tmp_path / "run" / "export")
@@ -104,7 +104,7 @@ def test_what_cannot_be(fit: Any, text_file: Path, stack: Any, make_trainer: Mak
     ):
         with pytest.raises(ValueError, match=message):
             RepresentationCKA(str(text_file), **settings)
-    with pytest.raises(ValueError, match=r"RepresentationCKA.text must hold at least 5000 texts, got 200"):
+    with pytest.raises(ValueError, match=r"5000 texts \(RepresentationCKA.num_texts\), got 200"):
         fit(RepresentationCKA(str(text_file), num_texts=5000))
     with pytest.raises(ValueError, match="sequence_length must be at most the model's 128, got 129"):
         fit(RepresentationCKA(str(text_file), num_texts=5, sequence_length=129))

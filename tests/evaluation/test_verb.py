@@ -304,8 +304,8 @@ BAD_TASKS: dict[str, tuple[Any, str]] = {
         "tasks.t.stride must be in [1, 63], got 64",
     ),
     "too few documents": (
-        {"kind": "perplexity", "text": "text", "sequence_length": 64},
-        "tasks.t.text must hold at least 500 texts, got 200 in 'HERE/held_out.txt'",
+        {"kind": "perplexity", "text": "text", "sequence_length": 64, "documents": 500},
+        "tasks.t.text must hold at least 500 texts (tasks.t.documents), got 200 in 'HERE/held_out.txt'",
     ),
     "not YAML": ("t: {kind: tagging\nu: ]", "tasks must be YAML, got 'HERE/t.yaml' ("),
     "not a mapping": ("[t]", "tasks must be a mapping of names to tasks, got list in 'HERE/t.yaml'"),
